@@ -1,0 +1,1 @@
+"""What the repository's own tests share: the leftover checker, memory cgroups, tiny models."""
