@@ -1,0 +1,114 @@
+"""What a rank reports about a job, and the only order it may report it in.
+
+A job's events are ``accepted, progress ..., snapshot_ready, progress ..., completed``, or end early with
+``failed`` or ``cancelled``; a job that is refused is ``failed`` alone. After the last event nothing follows.
+"""
+
+from typing import Literal
+
+import msgspec
+from art_dataplane.snapshot import SnapshotManifest
+
+from art_trainer.errors import EventOrderError
+
+Stage = Literal["map", "forward_backward", "optimizer", "snapshot"]
+
+FailureCode = Literal[
+    "version_mismatch", "busy", "bad_batch", "snapshot_backpressure", "non_finite", "rank_broken", "internal"
+]
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """The rank is at the expected version and starts."""
+
+    job_id: str
+    version: int
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """``done`` of ``total`` units of a stage are done (rows for ``forward_backward``)."""
+
+    job_id: str
+    stage: Stage
+    done: int
+    total: int
+
+
+class SnapshotReady(msgspec.Struct, frozen=True, tag="snapshot_ready"):
+    """The trained adapter is immutable in the pool and has been handed to the sinks."""
+
+    job_id: str
+    manifest: SnapshotManifest
+
+
+class Completed(msgspec.Struct, frozen=True, tag="completed"):
+    """The step is taken: the rank is at ``version``.
+
+    ``metrics`` are dimensionless unless their name says otherwise; ``timings`` are seconds per stage;
+    ``sink_errors`` are failures of sinks that nobody has waited for yet (``"name@version"`` to message).
+    """
+
+    job_id: str
+    version: int
+    metrics: dict[str, float]
+    timings: dict[str, float]
+    sink_errors: dict[str, str] = {}
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The job ended without a step; the rank is still at ``version``.
+
+    Only with ``code == "rank_broken"`` are the weights in doubt; the rank then refuses every further job.
+    """
+
+    job_id: str
+    version: int
+    code: FailureCode
+    message: str
+    traceback: str = ""
+
+
+class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
+    """The job was cancelled before its step; the rank is still at ``version``."""
+
+    job_id: str
+    version: int
+
+
+TrainerEvent = Accepted | Progress | SnapshotReady | Completed | Failed | Cancelled
+
+
+class EventSequence:
+    """Checks one job's events as they come; producer and consumer both use it."""
+
+    def __init__(self, job_id: str) -> None:
+        """Starts before the first event of ``job_id``."""
+        self._job_id = job_id
+        self._state: Literal["start", "running", "trained", "done"] = "start"
+
+    @property
+    def done(self) -> bool:
+        """Whether the last event has come."""
+        return self._state == "done"
+
+    def check(self, event: TrainerEvent) -> None:
+        """Takes the next event.
+
+        Raises:
+            EventOrderError: it belongs to another job or may not come now.
+        """
+        if event.job_id != self._job_id:
+            raise EventOrderError(f"an event of job {event.job_id!r} came in the stream of {self._job_id!r}")
+        allowed: dict[str, dict[type, str]] = {
+            "start": {Accepted: "running", Failed: "done"},
+            "running": {Progress: "running", SnapshotReady: "trained", Failed: "done", Cancelled: "done"},
+            "trained": {Progress: "trained", Completed: "done", Failed: "done"},
+            "done": {},
+        }
+        following = allowed[self._state].get(type(event))
+        if following is None:
+            raise EventOrderError(
+                f"job {self._job_id!r}: {type(event).__name__} may not come in state {self._state!r}; "
+                f"allowed are {', '.join(kind.__name__ for kind in allowed[self._state]) or 'none'}"
+            )
+        self._state = following  # type: ignore[assignment]
