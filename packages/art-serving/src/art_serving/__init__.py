@@ -1,1 +1,1 @@
-"""Under construction."""
+"""One vLLM deployment as one health, version, update and recovery domain."""

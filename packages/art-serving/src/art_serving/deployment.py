@@ -1,0 +1,181 @@
+"""What crosses the border between a model service and the hosts its members run on: structs and one protocol."""
+
+import enum
+from typing import Literal, Protocol
+
+import msgspec
+from art_dataplane.snapshot import SnapshotManifest
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How vLLM runs, beyond what the topology says.
+
+    Args:
+        dtype: of weights and activations.
+        max_model_len: tokens of prompt and completion together.
+        max_num_seqs: sequences that one engine step computes at most.
+        max_num_batched_tokens: tokens that one engine step computes at most; None leaves it to vLLM.
+        max_lora_rank: largest rank of an adapter; 8, 16, 32, 64, ...
+        kv_cache_gib: memory for keys and values on CPU.
+        threads: compute threads of a worker on CPU.
+        prefix_caching: whether equal beginnings are computed once (per adapter generation).
+        stall_timeout_s: requests run but no engine step ended for so long: the engine counts as stalled.
+        seed: of sampling, for requests without their own.
+    """
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    max_model_len: int = 2048
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    max_lora_rank: int = 16
+    kv_cache_gib: int = 1
+    threads: int = 1
+    prefix_caching: bool = True
+    stall_timeout_s: float = 30.0
+    seed: int = 0
+
+
+class MemberLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one host needs to start its member.
+
+    Args:
+        service: name of the model service.
+        member: index of the member in the service.
+        incarnation: counts starts of this member from 0; a restart has a higher one.
+        model_path: folder of the base model, in Hugging Face form, on that host.
+        base_model_name: model name under which the base model is served.
+        adapter_name: model name under which the policy (the active adapter) is served.
+        host: address to listen on; port 0 is chosen by the process that listens.
+        log_folder: where the member's log file is written, on that host.
+        api_key: asked from inference requests; None asks for none.
+        admin_token: asked from requests that change state. Travels by environment, never in arguments or logs.
+    """
+
+    service: str
+    member: int
+    incarnation: int
+    model_path: str
+    base_model_name: str
+    adapter_name: str
+    options: EngineOptions
+    log_folder: str
+    admin_token: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    api_key: str | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+
+class Health(enum.Enum):
+    """What a member or a service is. ``QUARANTINED``: it runs, but which adapter is active is in doubt."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STALLED = "stalled"
+    QUARANTINED = "quarantined"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """Read from the member's statistics page; counters count from the engine's start.
+
+    ``age_s`` is the time since the last engine step ended, by the host's monotonic clock.
+    """
+
+    steps: int
+    running: int
+    waiting: int
+    kv_usage: float
+    prompt_tokens: int
+    generation_tokens: int
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    age_s: float
+
+
+class MemberState(msgspec.Struct, frozen=True):
+    """One member now. ``detail`` says why when it is not ready; ``version`` is the active policy version."""
+
+    member: int
+    incarnation: int
+    health: Health
+    detail: str
+    pid: int | None = None
+    base_url: str | None = None
+    version: int | None = None
+    digest: str | None = None
+    stats: EngineStats | None = None
+
+
+class HostLauncher(Protocol):
+    """Starts and ends members on one host. ``art`` implements it with an actor; :class:`LocalLauncher` in process."""
+
+    async def start_member(self, launch: MemberLaunch, deadline_s: float) -> MemberState:
+        """Starts the member and waits until it serves.
+
+        Raises:
+            MemberError: it did not get ready within ``deadline_s`` seconds, or died; nothing of it is left.
+        """
+        ...
+
+    async def member_state(self, service: str, member: int, deadline_s: float) -> MemberState:
+        """What the member is now; a dead member is a state, not an error."""
+        ...
+
+    async def stop_member(self, service: str, member: int, deadline_s: float) -> None:
+        """Ends the member; SIGKILL when it has not ended in time. Does nothing when there is none."""
+        ...
+
+    async def receive_snapshot(self, manifest: SnapshotManifest, deadline_s: float) -> SnapshotManifest:
+        """Brings the snapshot's bytes onto this host; the result names where they are here.
+
+        Raises:
+            ActivationError: they could not be brought here in time.
+        """
+        ...
+
+
+class MemberActivation(msgspec.Struct, frozen=True):
+    """What one member reports after it activated a snapshot; times in milliseconds.
+
+    Args:
+        digest: of the bytes that its workers loaded, computed by them.
+        wait_ms: from the request until the engine stood between two steps.
+        pause_ms: how long the engine stood still.
+        read_ms: reading and checking the snapshot, before the engine was stopped.
+    """
+
+    member: int
+    version: int
+    digest: str
+    wait_ms: float
+    pause_ms: float
+    read_ms: float
+
+
+class ActivationReport(msgspec.Struct, frozen=True):
+    """A version that every member of the service has activated; ``duration_ms`` covers the whole call."""
+
+    version: int
+    digest: str
+    members: tuple[MemberActivation, ...]
+    duration_ms: float
+
+    @property
+    def pause_ms(self) -> float:
+        """The longest time any member's engine stood still."""
+        return max(member.pause_ms for member in self.members)
+
+
+class ServiceState(msgspec.Struct, frozen=True):
+    """The service as one domain: as healthy as its worst member. ``version`` is the committed policy version."""
+
+    name: str
+    health: Health
+    detail: str
+    version: int | None
+    members: tuple[MemberState, ...]
+    base_url: str | None = None

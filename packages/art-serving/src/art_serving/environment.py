@@ -1,0 +1,466 @@
+"""Locked Python environments, built by uv into a content-addressed cache.
+
+What always holds:
+
+- an environment's address is the digest of the bundle's files, the interpreter and the platform, so an edit of any of
+  them makes a new environment and never changes one that is in use;
+- an entry is used only when its marker says that it is complete; the marker is written last, after everything under it
+  is on disk; an entry without a marker is removed and built anew, whatever left it behind;
+- one builder at a time works on an entry. The lock is a ``flock`` that uv's process holds too, so it is free only when
+  nothing can write there any more;
+- uv never outlives the builder, and cancellation ends it.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from art_serving.errors import EnvironmentBuildError
+from art_serving.supervision import supervised
+
+RUNTIME_BIN_VARIABLE = "ART_VLLM_RUNTIME_BIN"
+CACHE_VARIABLE = "ART_CACHE_DIR"
+RUNTIME_COMMAND = "art-vllm-runtime-server"
+
+_MARKER = "complete.json"
+_IGNORED = {
+    "__pycache__",
+    ".venv",
+    ".pytest_cache",
+    ".mypy_cache",
+    ".ruff_cache",
+    "tests",
+    "dist",
+    "build",
+    ".git",
+}
+_LOCK_POLL_S = 0.2
+_TAIL_LINES = 30
+_UV_GRACE_S = 3.0
+
+Phase = Literal["reuse", "wait", "prepare", "install", "done"]
+
+
+class BuildProgress(msgspec.Struct, frozen=True):
+    """One line for the user: what happens now. ``elapsed_s`` counts from the start of the call."""
+
+    environment: str
+    phase: Phase
+    text: str
+    elapsed_s: float
+
+
+ProgressCallback = Callable[[BuildProgress], None]
+
+
+class EnvironmentBundle(msgspec.Struct, frozen=True):
+    """What an environment is made of.
+
+    Args:
+        name: short, for people: part of the folder's name.
+        root: folder that ``project`` and ``include`` are relative to.
+        project: folder with ``pyproject.toml`` and ``uv.lock``.
+        include: folders and files that are copied, with their relative places kept, so that path sources of the project
+            stay valid. Must contain ``project``. Tests and caches below them are left out.
+    """
+
+    name: str
+    root: Path
+    project: str
+    include: tuple[str, ...]
+
+    @classmethod
+    def of_project(cls, folder: Path, name: str | None = None) -> "EnvironmentBundle":
+        """A bundle that is one folder with ``pyproject.toml``, ``uv.lock`` and perhaps sources."""
+        return cls(name or folder.name, folder.parent, folder.name, (folder.name,))
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """A complete environment: ``path`` is the virtual environment's folder, ``python`` its interpreter."""
+
+    path: Path
+    python: Path
+    digest: str
+
+    def command(self, name: str) -> Path:
+        """The path of one of the environment's commands.
+
+        Raises:
+            EnvironmentBuildError: there is none of that name.
+        """
+        found = self.path / "bin" / name
+        if not os.access(found, os.X_OK):
+            raise EnvironmentBuildError(f"{self.path} has no command {name!r}")
+        return found
+
+
+def default_cache_root() -> Path:
+    """``ART_CACHE_DIR``, or ``~/.cache/art``."""
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "art"
+
+
+def vllm_bundle() -> EnvironmentBundle:
+    """The locked vLLM runtime: the copy in the wheel, or in a source checkout the tree itself.
+
+    Raises:
+        EnvironmentBuildError: neither is there.
+    """
+    include = ("art-serving/runtime", "art-dataplane")
+    packaged = Path(__file__).with_name("_bundle")
+    checkout = Path(__file__).parents[3]
+    for root in (packaged, checkout):
+        if (root / "art-serving" / "runtime" / "uv.lock").is_file():
+            return EnvironmentBundle("vllm-cpu", root, "art-serving/runtime", include)
+    raise EnvironmentBuildError(
+        f"this installation of art-serving carries no vLLM runtime (looked in {packaged} and {checkout}); "
+        f"install a released wheel or set {RUNTIME_BIN_VARIABLE}"
+    )
+
+
+def bundle_digest(bundle: EnvironmentBundle) -> str:
+    """The content address: bundle files (names, modes, bytes), interpreter and platform; 32 hex digits.
+
+    Raises:
+        EnvironmentBuildError: the bundle lacks ``pyproject.toml``, ``uv.lock`` or something it includes.
+    """
+    for needed in ("pyproject.toml", "uv.lock"):
+        if not (bundle.root / bundle.project / needed).is_file():
+            raise EnvironmentBuildError(
+                f"bundle {bundle.name!r}: {bundle.root / bundle.project} has no {needed}"
+            )
+    digest = hashlib.blake2b(digest_size=16)
+
+    def add(part: bytes) -> None:
+        digest.update(len(part).to_bytes(8, "little") + part)
+
+    for word in (sys.version, sys.base_prefix, sysconfig.get_platform(), *platform.libc_ver(), "layout 1"):
+        add(word.encode())
+    for relative in _bundle_files(bundle):
+        source = bundle.root / relative
+        add(relative.encode())
+        add(b"x" if os.access(source, os.X_OK) else b"-")
+        add(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _bundle_files(bundle: EnvironmentBundle) -> list[str]:
+    found: set[str] = set()
+    for included in bundle.include:
+        top = bundle.root / included
+        if top.is_file():
+            found.add(included)
+            continue
+        if not top.is_dir():
+            raise EnvironmentBuildError(
+                f"bundle {bundle.name!r} includes {included!r}, which {bundle.root} does not have"
+            )
+        for folder, names, files in os.walk(top):
+            names[:] = [name for name in names if name not in _IGNORED and not name.endswith(".egg-info")]
+            found.update(
+                str((Path(folder) / file).relative_to(bundle.root))
+                for file in files
+                if not file.endswith(".pyc")
+            )
+    return sorted(found)
+
+
+async def build_environment(
+    bundle: EnvironmentBundle,
+    cache_root: Path | None = None,
+    *,
+    deadline_s: float,
+    progress: ProgressCallback | None = None,
+) -> Environment:
+    """Finds the bundle's environment in the cache, or builds it there.
+
+    Cancelling the call ends uv within some seconds; what it leaves is never used.
+
+    Args:
+        bundle: what to build.
+        cache_root: defaults to :func:`default_cache_root`.
+        deadline_s: seconds for everything, waiting for another builder included.
+        progress: is called with one line at a time, from the event loop's thread.
+
+    Raises:
+        EnvironmentBuildError: uv failed (with its last lines), or the deadline passed.
+    """
+    return await _Build(bundle, cache_root or default_cache_root(), deadline_s, progress).run()
+
+
+def find_environment(bundle: EnvironmentBundle, cache_root: Path | None = None) -> Environment | None:
+    """The complete environment of the bundle, or None; builds nothing."""
+    digest = bundle_digest(bundle)
+    return _complete(_entry(bundle, cache_root or default_cache_root(), digest), digest)
+
+
+def _entry(bundle: EnvironmentBundle, cache_root: Path, digest: str) -> Path:
+    return cache_root / "environments" / f"{bundle.name}-{digest}"
+
+
+def _complete(entry: Path, digest: str) -> Environment | None:
+    environment = Environment(entry / ".venv", entry / ".venv" / "bin" / "python", digest)
+    try:
+        marker = (entry / _MARKER).read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return environment if marker == digest and environment.python.exists() else None
+
+
+class _Build:
+    """One call of :func:`build_environment`."""
+
+    def __init__(
+        self,
+        bundle: EnvironmentBundle,
+        cache_root: Path,
+        deadline_s: float,
+        progress: ProgressCallback | None,
+    ) -> None:
+        self._bundle = bundle
+        self._digest = bundle_digest(bundle)
+        self._path = _entry(bundle, cache_root, self._digest)
+        self._started = time.monotonic()
+        self._deadline_s = deadline_s
+        self._progress = progress
+
+    async def run(self) -> Environment:
+        found = _complete(self._path, self._digest)
+        if found is not None:
+            self._say("reuse", f"using {self._path}")
+            return found
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        async with self._locked() as lock:
+            found = _complete(self._path, self._digest)
+            if found is None:
+                await self._prepare()
+                await self._sync(lock)
+                self._finish()
+        done = _complete(self._path, self._digest)
+        if done is None:
+            raise EnvironmentBuildError(
+                f"{self._path} is not complete after the build: {self._path / '.venv'} has no python"
+            )
+        self._say("done", f"environment ready in {self._elapsed():.1f} s at {self._path}")
+        return done
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def _left(self) -> float:
+        left = self._deadline_s - self._elapsed()
+        if left <= 0:
+            raise EnvironmentBuildError(
+                f"environment {self._bundle.name!r} was not ready within {self._deadline_s:.0f} s; "
+                f"a later call goes on with what uv has fetched, so raise the deadline or call again"
+            )
+        return left
+
+    def _say(self, phase: Phase, text: str) -> None:
+        if self._progress is not None:
+            self._progress(BuildProgress(self._bundle.name, phase, text, self._elapsed()))
+
+    @contextlib.asynccontextmanager
+    async def _locked(self) -> AsyncIterator[int]:
+        fd = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            said = False
+            while not _try_lock(fd):
+                if not said:
+                    self._say("wait", f"another process is building {self._path}")
+                    said = True
+                await asyncio.sleep(min(_LOCK_POLL_S, self._left()))
+            yield fd
+        finally:
+            os.close(fd)
+
+    async def _prepare(self) -> None:
+        """An empty entry with the bundle's files in it. Their copy is what is built, whatever happens to the originals."""
+        self._say("prepare", f"building environment {self._bundle.name!r} (once) at {self._path}")
+        if self._path.exists():
+            await asyncio.to_thread(shutil.rmtree, self._path)
+        for relative in _bundle_files(self._bundle):
+            target = self._path / "source" / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(self._bundle.root / relative, target)
+        copied = msgspec.structs.replace(self._bundle, root=self._path / "source")
+        if bundle_digest(copied) != self._digest:
+            raise EnvironmentBuildError(
+                f"bundle {self._bundle.name!r} changed while it was copied; call again"
+            )
+
+    async def _sync(self, lock: int) -> None:
+        command = supervised(
+            [
+                *(
+                    _uv(),
+                    "sync",
+                    "--frozen",
+                    "--no-dev",
+                    "--no-editable",
+                    "--no-progress",
+                    "--color",
+                    "never",
+                ),
+                *("--project", str(self._path / "source" / self._bundle.project), "--python", sys.executable),
+            ],
+            grace_s=_UV_GRACE_S,
+        )
+        environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+        environment |= {
+            "UV_PROJECT_ENVIRONMENT": str(self._path / ".venv"),
+            "UV_PYTHON_DOWNLOADS": "never",
+            "UV_COMPILE_BYTECODE": "1",
+            "PYTHONDONTWRITEBYTECODE": "",
+        }
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment,
+            pass_fds=(lock,),
+        )
+        tail: list[str] = []
+        try:
+            async with asyncio.timeout(self._left()):
+                async for line in _lines(process):
+                    tail = [*tail, line][-_TAIL_LINES:]
+                    self._say("install", line)
+                code = await process.wait()
+        except TimeoutError:
+            self._left()
+            raise
+        finally:
+            await _end(process)
+        if code != 0:
+            raise EnvironmentBuildError(
+                f"uv could not build environment {self._bundle.name!r} (exit status {code}):\n"
+                + "\n".join(tail)
+            )
+
+    def _finish(self) -> None:
+        """Everything to disk, then the marker, then the marker's name."""
+        marker = self._path / _MARKER
+        folder = os.open(self._path, os.O_RDONLY)
+        try:
+            _sync_filesystem(folder)
+            with open(f"{marker}.part", "w") as file:
+                file.write(self._digest)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(f"{marker}.part", marker)
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _uv() -> str:
+    import uv
+
+    return str(uv.find_uv_bin())
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sync_filesystem(fd: int) -> None:
+    """All data of the file system that ``fd`` is on (Linux ``syncfs``)."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(fd) != 0:
+        raise OSError(ctypes.get_errno(), "syncfs failed")
+
+
+async def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[str]:
+    assert process.stdout is not None
+    async for raw in process.stdout:
+        line = raw.decode(errors="replace").rstrip()
+        if line:
+            yield line
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ends the supervisor, and with it uv, also while the caller is being cancelled."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    ended = asyncio.ensure_future(process.wait())
+    until = time.monotonic() + _UV_GRACE_S + 2.0
+    while not ended.done() and time.monotonic() < until:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({ended}, timeout=max(0.0, until - time.monotonic()))
+    if not ended.done():
+        process.kill()
+    await ended
+
+
+def runtime_from_variable(value: str) -> Environment:
+    """The environment that ``ART_VLLM_RUNTIME_BIN`` names.
+
+    Only ``ROOT/.venv/bin/art-vllm-runtime-server`` is taken, so that what is checked is what runs: the interpreter and
+    the root are derived from it, and a wrapper elsewhere is refused.
+
+    Raises:
+        EnvironmentBuildError: the path is something else.
+    """
+    path = Path(value)
+    problem = _runtime_problem(path)
+    if problem:
+        raise EnvironmentBuildError(
+            f"{RUNTIME_BIN_VARIABLE}={value!r}: {problem}; it must be ROOT/.venv/bin/{RUNTIME_COMMAND} of a virtual "
+            f"environment, not a wrapper"
+        )
+    venv = path.parents[1]
+    return Environment(venv, venv / "bin" / "python", f"external:{venv}")
+
+
+def _runtime_problem(path: Path) -> str | None:
+    if not path.is_absolute():
+        return "the path is not absolute"
+    if path.parts[-4:] != (path.parts[-4], ".venv", "bin", RUNTIME_COMMAND) if len(path.parts) >= 4 else True:
+        return "the path does not end as that of an environment's command"
+    if path.is_symlink():
+        return "the file is a symbolic link"
+    if not os.access(path, os.X_OK) or not path.is_file():
+        return "there is no such executable file"
+    python = path.parent / "python"
+    if not os.access(python, os.X_OK) or not (path.parents[1] / "pyvenv.cfg").is_file():
+        return f"{path.parents[1]} is not a virtual environment"
+    with open(path, "rb") as file:
+        first = file.readline(4096).strip()
+    if first != b"#!" + os.fsencode(python):
+        return f"its first line is {first[:120]!r}, not the environment's own interpreter"
+    return None
+
+
+async def vllm_environment(
+    cache_root: Path | None = None, *, deadline_s: float, progress: ProgressCallback | None = None
+) -> Environment:
+    """The environment that members run in: ``ART_VLLM_RUNTIME_BIN``'s, or the locked bundle's from the cache.
+
+    Raises:
+        EnvironmentBuildError: the variable names something else, or the build failed.
+    """
+    named = os.environ.get(RUNTIME_BIN_VARIABLE)
+    if named:
+        return runtime_from_variable(named)
+    return await build_environment(vllm_bundle(), cache_root, deadline_s=deadline_s, progress=progress)

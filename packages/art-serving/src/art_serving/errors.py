@@ -1,0 +1,29 @@
+"""The errors of this package. Each message carries the numbers and the next step to take."""
+
+
+class ServingError(Exception):
+    """Base of every error that art_serving raises on its own account."""
+
+
+class EnvironmentBuildError(ServingError):
+    """An environment could not be built or found; nothing half-built is left that would be used later."""
+
+
+class PreflightError(ServingError):
+    """What was found on the host does not allow the member to start; nothing was started."""
+
+
+class MemberError(ServingError):
+    """A member did not start, stopped, or does not answer. The message names the process that died and its end."""
+
+
+class ActivationError(ServingError):
+    """A snapshot was not activated. ``quarantined`` says whether the service refuses requests until a restart."""
+
+    def __init__(self, message: str, *, quarantined: bool = False) -> None:
+        super().__init__(message)
+        self.quarantined = quarantined
+
+
+class ServiceClosedError(ServingError):
+    """The service was stopped, or never started, and cannot do what was asked."""
