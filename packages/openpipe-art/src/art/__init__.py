@@ -1,1 +1,81 @@
-"""Under construction."""
+"""ART: a native multi-node reinforcement-learning runtime for language models.
+
+``import art`` is cheap and has no effect: it starts nothing, sets no environment variable and loads neither
+torch nor monarch nor transformers. Every public name is loaded on first use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from art.errors import ArtError, RolloutFailed
+    from art.gather import gather_trajectory_groups
+    from art.megatron_config import (
+        MegatronRuntimeConfig,
+        get_megatron_runtime_config,
+        init_megatron_runtime_config,
+    )
+    from art.messages import Messages, MessagesAndChoices, Tools
+    from art.model import Backend, TrainableModel
+    from art.train_config import TrainConfig, TrainResult
+    from art.trajectories import History, Trajectory, TrajectoryGroup, TrajectoryHandle
+    from art_topology import MegatronTopologyConfig
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "ArtError": "art.errors",
+    "Backend": "art.model",
+    "History": "art.trajectories",
+    "MegatronBackend": "art.backend",
+    "MegatronRuntimeConfig": "art.megatron_config",
+    "MegatronTopologyConfig": "art_topology",
+    "Messages": "art.messages",
+    "MessagesAndChoices": "art.messages",
+    "RolloutFailed": "art.errors",
+    "Tools": "art.messages",
+    "TrainConfig": "art.train_config",
+    "TrainResult": "art.train_config",
+    "TrainableModel": "art.model",
+    "Trajectory": "art.trajectories",
+    "TrajectoryGroup": "art.trajectories",
+    "TrajectoryHandle": "art.trajectories",
+    "gather_trajectory_groups": "art.gather",
+    "get_megatron_runtime_config": "art.megatron_config",
+    "init_megatron_runtime_config": "art.megatron_config",
+}
+
+__all__ = [
+    "ArtError",
+    "Backend",
+    "History",
+    "MegatronBackend",
+    "MegatronRuntimeConfig",
+    "MegatronTopologyConfig",
+    "Messages",
+    "MessagesAndChoices",
+    "RolloutFailed",
+    "Tools",
+    "TrainConfig",
+    "TrainResult",
+    "TrainableModel",
+    "Trajectory",
+    "TrajectoryGroup",
+    "TrajectoryHandle",
+    "gather_trajectory_groups",
+    "get_megatron_runtime_config",
+    "init_megatron_runtime_config",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'art' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

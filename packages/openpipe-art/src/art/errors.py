@@ -1,0 +1,49 @@
+"""The errors of the facade; those of the runtime are in :mod:`art.distributed.errors`."""
+
+
+class ArtError(Exception):
+    """Base of every error that ART raises on purpose."""
+
+
+class ConfigError(ArtError):
+    """A setting is missing, contradictory or came too late."""
+
+
+class RecordError(ArtError):
+    """A trajectory cannot be turned into a training record."""
+
+
+class RolloutFailed(ArtError):  # noqa: N818 - it names what happened to the rollout
+    """User code in a rollout raised.
+
+    Args:
+        kind: name of the exception's type, ``module.Type``.
+        message: the exception's text.
+        traceback_text: its formatted traceback, as the process that ran it saw it.
+        where: what ran it, for example ``rollout worker 3 (pid 123)``.
+    """
+
+    def __init__(self, kind: str, message: str, traceback_text: str = "", where: str = "") -> None:
+        self.kind = kind
+        self.message = message
+        self.traceback_text = traceback_text
+        self.where = where
+        super().__init__(kind, message, traceback_text, where)
+
+    def __str__(self) -> str:
+        place = f" in {self.where}" if self.where else ""
+        text = f"rollout failed{place}: {self.kind}: {self.message}"
+        return f"{text}\n{self.traceback_text.rstrip()}" if self.traceback_text else text
+
+
+class GatherError(ArtError):
+    """More rollouts failed than ``max_exceptions`` allows.
+
+    Args:
+        text: how many failed of how many, and the first failure.
+        failures: what the rollouts raised, in the order in which they came.
+    """
+
+    def __init__(self, text: str, failures: list[BaseException]) -> None:
+        self.failures = failures
+        super().__init__(text)

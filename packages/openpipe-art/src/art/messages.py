@@ -1,0 +1,64 @@
+"""Chat messages as OpenAI writes them, with the choices a model gave in their place.
+
+A conversation is a list in which what a model said may stand as the
+:class:`openai.types.chat.chat_completion.Choice` it came in. Such a choice keeps the extra field ``art``
+that ART's server adds (see :mod:`art.records`).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion_message_param import ChatCompletionMessageParam
+from openai.types.chat.chat_completion_tool_param import ChatCompletionToolParam
+
+from art.errors import ArtError
+
+type Message = ChatCompletionMessageParam
+type MessageOrChoice = Message | Choice
+
+Messages = list[ChatCompletionMessageParam]
+MessagesAndChoices = list[ChatCompletionMessageParam | Choice]
+Tools = list[ChatCompletionToolParam]
+
+
+def checked(items: Iterable[Any]) -> MessagesAndChoices:
+    """Returns the items as a list in which each is a message (a mapping with ``role``) or a choice.
+
+    A mapping with ``finish_reason`` and ``message`` is a choice that was serialized and becomes one again.
+
+    Raises:
+        ValueError: an item is neither; the text names its index.
+    """
+    result: MessagesAndChoices = []
+    for index, item in enumerate(items):
+        if isinstance(item, Choice):
+            result.append(item)
+        elif isinstance(item, Mapping) and "role" in item:
+            result.append(dict(item))  # type: ignore[arg-type]
+        elif isinstance(item, Mapping) and "finish_reason" in item and "message" in item:
+            result.append(Choice.model_validate(dict(item)))
+        else:
+            raise ValueError(
+                f"messages_and_choices[{index}] is {type(item).__name__}: {str(item)[:80]!r}; expected a "
+                "message (a dict with 'role') or an openai Choice. For a whole ChatCompletion pass its choices[0]"
+            )
+    return result
+
+
+def as_messages(items: MessagesAndChoices) -> Messages:
+    """Returns plain messages: each choice replaced by the assistant message it holds."""
+    return [_message_of(item) for item in items]
+
+
+def _message_of(item: ChatCompletionMessageParam | Choice) -> ChatCompletionMessageParam:
+    if not isinstance(item, Choice):
+        return item
+    message: dict[str, Any] = {"role": "assistant", "content": item.message.content}
+    if item.message.tool_calls:
+        message["tool_calls"] = [call.model_dump() for call in item.message.tool_calls]
+    return message  # type: ignore[return-value]
+
+
+class MessageError(ArtError):
+    """A list of messages is not what an operation needs."""

@@ -1,0 +1,109 @@
+"""The model that is trained, as a user's program sees it and as it travels to rollout workers."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pydantic
+
+from art.errors import ConfigError
+from art.train_config import TrainConfig, TrainResult
+from art.trajectories import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+
+class Backend(Protocol):
+    """What trains and serves a model; :class:`art.MegatronBackend` is one."""
+
+    async def register(self, model: "TrainableModel") -> None:
+        """Makes the model ready to be sampled and trained and sets its ``inference_*`` fields."""
+        ...
+
+    async def train(
+        self, model: "TrainableModel", groups: Iterable[TrajectoryGroup], *, config: TrainConfig | None = None
+    ) -> TrainResult:
+        """Runs one step."""
+        ...
+
+
+class TrainableModel(pydantic.BaseModel):
+    """A named model that learns.
+
+    Args:
+        name: of the model within its project; the adapter is served under it.
+        project: what it belongs to.
+        base_model: a Hugging Face folder or name.
+        run_name: names the run's folder; the model's name when absent.
+        config: anything of the user's that rollouts need; plain data.
+        inference_base_url, inference_api_key, inference_model_name: where it is served. The backend sets
+            them when the model is registered, and they travel with it to rollout workers.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", validate_assignment=True)
+
+    name: str
+    project: str
+    base_model: str
+    run_name: str | None = None
+    config: Any = None
+    inference_base_url: str | None = None
+    inference_api_key: str | None = None
+    inference_model_name: str | None = None
+    _backend: Backend | None = pydantic.PrivateAttr(default=None)
+    _client: "AsyncOpenAI | None" = pydantic.PrivateAttr(default=None)
+
+    def __init__(self, *, name: str, project: str, base_model: str, **rest: Any) -> None:
+        super().__init__(name=name, project=project, base_model=base_model, **rest)
+
+    def openai_client(self) -> "AsyncOpenAI":
+        """The client for this model's server; one per process and model object.
+
+        Raises:
+            ConfigError: the model has not been registered with a backend.
+        """
+        if self._client is None:
+            from openai import AsyncOpenAI
+
+            self._client = AsyncOpenAI(
+                base_url=self._registered("inference_base_url"), api_key=self._registered("inference_api_key")
+            )
+        return self._client
+
+    def get_inference_name(self) -> str:
+        """The name to pass as ``model`` in a request.
+
+        Raises:
+            ConfigError: the model has not been registered with a backend.
+        """
+        return self._registered("inference_model_name")
+
+    def _registered(self, field: str) -> str:
+        value: str | None = getattr(self, field)
+        if value is None:
+            raise ConfigError(
+                f"model {self.name!r} has no {field}: it is not registered. "
+                "Call `await model.register(backend)` first"
+            )
+        return value
+
+    async def register(self, backend: Backend) -> None:
+        """Registers with ``backend``, which may start a server and load the model."""
+        await backend.register(self)
+        self._client = None
+        self._backend = backend
+
+    async def train(
+        self, groups: Iterable[TrajectoryGroup], *, config: TrainConfig | None = None
+    ) -> TrainResult:
+        """Runs one training step on the groups through the registered backend.
+
+        Raises:
+            ConfigError: the model has not been registered with a backend.
+        """
+        if self._backend is None:
+            raise ConfigError(
+                f"model {self.name!r} cannot be trained: it is not registered in this process. "
+                "Call `await model.register(backend)` first"
+            )
+        return await self._backend.train(self, groups, config=config)

@@ -1,0 +1,85 @@
+"""From a trajectory of the facade to the record that the trainer's side knows.
+
+Each openai ``Choice`` of ART's server carries the extra field ``art``: base64 of the MessagePack of one
+:class:`art_dataplane.records.TokenRecord`. openai's model keeps unknown fields, so any client carries it.
+Tokens come from there and are never computed again from text.
+"""
+
+import base64
+import binascii
+import math
+import uuid
+
+import msgspec
+from openai.types.chat.chat_completion import Choice
+
+from art.errors import RecordError
+from art.trajectories import Trajectory
+from art_dataplane import arrays
+from art_dataplane.records import RolloutTiming, TokenRecord, TrajectoryRecord
+
+CHOICE_FIELD = "art"
+
+
+def encode_choice_field(record: TokenRecord) -> str:
+    """The text of a choice's field ``art`` for ``record``."""
+    return base64.b64encode(arrays.encode(record)).decode("ascii")
+
+
+def token_record(choice: Choice) -> TokenRecord:
+    """The exchange that ``choice`` carries.
+
+    Raises:
+        RecordError: the field is absent or is not a token record.
+    """
+    text = (choice.model_extra or {}).get(CHOICE_FIELD)
+    if text is None:
+        raise RecordError(
+            f"a choice has no field {CHOICE_FIELD!r} and so no token ids: it did not come from ART's server, or "
+            "was rebuilt from text. Take it from model.openai_client() and keep the Choice object itself; "
+            f"it says {str(choice.message.content)[:60]!r}"
+        )
+    try:
+        return arrays.decode(base64.b64decode(text, validate=True), TokenRecord)
+    except (binascii.Error, TypeError, ValueError, msgspec.DecodeError) as error:
+        raise RecordError(f"the field {CHOICE_FIELD!r} of a choice is not a token record: {error}") from error
+
+
+def token_records(trajectory: Trajectory) -> tuple[TokenRecord, ...]:
+    """All exchanges of a trajectory: of its conversation, then of its additional histories.
+
+    Raises:
+        RecordError: a choice carries no record, or there is no choice at all.
+    """
+    conversations = [
+        trajectory.messages_and_choices,
+        *(history.messages_and_choices for history in trajectory.additional_histories),
+    ]
+    choices = [item for conversation in conversations for item in conversation if isinstance(item, Choice)]
+    if not choices:
+        raise RecordError(
+            "a trajectory holds no openai Choice, so there is nothing to train on. Put response.choices[0] "
+            "itself into messages_and_choices where the model spoke"
+        )
+    return tuple(token_record(choice) for choice in choices)
+
+
+def trajectory_record(
+    trajectory: Trajectory, *, group_id: str, record_id: str | None = None
+) -> TrajectoryRecord:
+    """The training record of a trajectory.
+
+    Raises:
+        RecordError: a choice carries no token record, or the reward is not a finite number.
+    """
+    if not math.isfinite(trajectory.reward):
+        raise RecordError(f"a trajectory has the reward {trajectory.reward}; it must be a finite number")
+    return TrajectoryRecord(
+        record_id=record_id if record_id is not None else uuid.uuid4().hex,
+        group_id=group_id,
+        exchanges=token_records(trajectory),
+        reward=float(trajectory.reward),
+        metrics={name: float(value) for name, value in trajectory.metrics.items()},
+        metadata=dict(trajectory.metadata),
+        timing=RolloutTiming(trajectory.duration_s or 0.0, trajectory.started_unix_s),
+    )

@@ -1,0 +1,221 @@
+"""What a rollout gives back: trajectories, handles to trajectories that stay with their owner, and groups of
+them.
+
+Invariant: a rollout that failed is never a trajectory with some reward. It is an exception in its group.
+"""
+
+import asyncio
+import time
+import traceback
+from collections.abc import Awaitable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Self
+
+import msgspec
+import pydantic
+
+from art.errors import ArtError, RolloutFailed
+from art.messages import Messages, MessagesAndChoices, Tools, as_messages, checked
+from art_dataplane.records import RolloutError, TrajectoryRef
+
+type MetadataValue = str | int | float | bool | None
+
+CheckedMessages = Annotated[pydantic.SkipValidation[MessagesAndChoices], pydantic.BeforeValidator(checked)]
+
+
+class History(pydantic.BaseModel):
+    """A further conversation of the same trajectory, for example a sub-agent's."""
+
+    messages_and_choices: CheckedMessages
+    tools: Tools | None = None
+
+    def messages(self) -> Messages:
+        """The conversation as plain messages."""
+        return as_messages(self.messages_and_choices)
+
+
+class Trajectory(pydantic.BaseModel):
+    """One finished rollout.
+
+    Args:
+        messages_and_choices: the conversation; what the trained model said stands as the openai ``Choice``
+            it came in, since the choice carries the token ids, log-probs and policy versions.
+        reward: what the rollout is worth.
+        metrics: numbers to report, averaged over a step.
+        metadata: small values to keep beside it.
+        tools: the tools that were offered, as OpenAI's.
+        logs: lines for a human.
+        additional_histories: further conversations that share the reward.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    messages_and_choices: CheckedMessages
+    reward: float
+    metrics: dict[str, float | int | bool] = {}
+    metadata: dict[str, MetadataValue] = {}
+    tools: Tools | None = None
+    logs: list[str] = []
+    additional_histories: list[History] = []
+    initial_policy_version: int | None = None
+    final_policy_version: int | None = None
+    started_unix_s: float = pydantic.Field(default_factory=time.time)
+    duration_s: float | None = None
+    _started: float = pydantic.PrivateAttr(default_factory=time.monotonic)
+
+    def log(self, message: str) -> None:
+        """Adds a line to ``logs``."""
+        self.logs.append(message)
+
+    def finish(self) -> Self:
+        """Sets ``duration_s`` and the metric ``duration`` (seconds since it was made) and returns itself."""
+        self.duration_s = time.monotonic() - self._started
+        self.metrics["duration"] = self.duration_s
+        return self
+
+    @contextmanager
+    def track_duration(self, metric_name: str) -> Iterator[None]:
+        """Adds the seconds spent in the block to the metric ``<metric_name>_duration``."""
+        key, start = f"{metric_name}_duration", time.monotonic()
+        try:
+            yield
+        finally:
+            self.metrics[key] = self.metrics.get(key, 0.0) + time.monotonic() - start
+
+    def messages(self) -> Messages:
+        """The conversation as plain messages."""
+        return as_messages(self.messages_and_choices)
+
+    def for_logging(self) -> dict[str, Any]:
+        """The trajectory as plain data, without token ids."""
+        return {
+            "reward": self.reward,
+            "metrics": self.metrics,
+            "metadata": self.metadata,
+            "messages": self.messages(),
+            "tools": self.tools,
+            "logs": self.logs,
+        }
+
+
+class TrajectoryHandle(msgspec.Struct, frozen=True):
+    """A trajectory that stays with its owner; usable in a :class:`TrajectoryGroup` in a trajectory's place.
+
+    Args:
+        reward: of the rollout; ``None`` when it failed.
+        metrics, metadata: as the trajectory's.
+        ref: names the record and the process that holds it; ``None`` when no record exists.
+        error: why the rollout failed.
+        worker: what ran it, for example ``rollout worker 3 (pid 123)``.
+    """
+
+    reward: float | None
+    metrics: dict[str, float]
+    metadata: dict[str, str | int | float | bool | None]
+    ref: TrajectoryRef | None = None
+    error: RolloutError | None = None
+    worker: str = ""
+
+    def raise_for_error(self) -> Self:
+        """Returns itself.
+
+        Raises:
+            RolloutFailed: the rollout failed.
+        """
+        if self.error is not None:
+            raise RolloutFailed(self.error.kind, self.error.message, self.error.traceback, self.worker)
+        return self
+
+
+type Rollout = Trajectory | TrajectoryHandle
+
+
+class FailureText(msgspec.Struct, frozen=True):
+    """An exception as text: its type's name, its message, its formatted traceback."""
+
+    kind: str
+    message: str
+    traceback: str
+
+
+class TrajectoryGroup:
+    """Rollouts of one scenario, whose rewards are compared with each other.
+
+    Made from trajectories, handles, exceptions, or awaitables of the first two. With awaitables it must be
+    awaited (:func:`art.gather_trajectory_groups` does); they then run concurrently, and what they raise is
+    kept in ``exceptions``.
+    """
+
+    def __init__(
+        self,
+        trajectories: Iterable[Rollout | BaseException | Awaitable[Rollout]] = (),
+        *,
+        exceptions: Iterable[BaseException] = (),
+        metadata: dict[str, MetadataValue] | None = None,
+        metrics: dict[str, float | int | bool] | None = None,
+    ) -> None:
+        self.trajectories: list[Rollout] = []
+        self.exceptions: list[BaseException] = list(exceptions)
+        self.metadata: dict[str, MetadataValue] = dict(metadata or {})
+        self.metrics: dict[str, float | int | bool] = dict(metrics or {})
+        self._pending: list[Awaitable[Rollout]] = []
+        for item in trajectories:
+            if isinstance(item, Awaitable):
+                self._pending.append(item)
+            else:
+                self._add(item)
+
+    def _add(self, item: object) -> None:
+        if isinstance(item, TrajectoryHandle) and item.error is not None:
+            error = item.error
+            self.exceptions.append(RolloutFailed(error.kind, error.message, error.traceback, item.worker))
+        elif isinstance(item, Trajectory | TrajectoryHandle):
+            self.trajectories.append(item)
+        elif isinstance(item, BaseException):
+            self.exceptions.append(item)
+        else:
+            raise ArtError(
+                f"a rollout returned {type(item).__name__}; expected an art.Trajectory (or a handle to one)"
+            )
+
+    @property
+    def pending(self) -> int:
+        """How many rollouts are still to be awaited."""
+        return len(self._pending)
+
+    def __await__(self) -> Generator[Any, None, "TrajectoryGroup"]:
+        return self.resolve().__await__()
+
+    async def resolve(self) -> "TrajectoryGroup":
+        """Runs what is pending concurrently and returns itself. A cancellation cancels the rollouts."""
+        pending, self._pending = self._pending, []
+        for result in await asyncio.gather(*pending, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(
+                result, Exception | asyncio.CancelledError
+            ):
+                raise result
+            self._add(result)
+        return self
+
+    def __iter__(self) -> Iterator[Rollout]:
+        return iter(self.trajectories)
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+    def __repr__(self) -> str:
+        return (
+            f"TrajectoryGroup({len(self.trajectories)} trajectories, {len(self.exceptions)} exceptions, "
+            f"{len(self._pending)} pending)"
+        )
+
+    def failures(self) -> tuple[FailureText, ...]:
+        """The exceptions as text, to be logged or stored."""
+        return tuple(_failure_text(error) for error in self.exceptions)
+
+
+def _failure_text(error: BaseException) -> FailureText:
+    if isinstance(error, RolloutFailed):
+        return FailureText(error.kind, error.message, error.traceback_text)
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    return FailureText(kind, str(error), "".join(traceback.format_exception(error)))
