@@ -21,16 +21,52 @@ routes               uint8 or uint16 ``[T, layers, topk]``, when present
 ===================  ========  =====================================================================
 """
 
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Protocol, Self
 
 import msgspec
+import numpy as np
 
+from art_dataplane.errors import BatchClosedError, BatchError, DataPlaneError
 from art_dataplane.leases import Lease
-from art_dataplane.locations import Location, TensorSpec
+from art_dataplane.locations import Location, TensorSpec, check_layout
+from art_dataplane.shm import MappedBytes, map_location
+
+TENSOR_DTYPES: Mapping[str, tuple[str, ...]] = {
+    "token_ids": ("int32",),
+    "position_ids": ("int32",),
+    "subtree_end": ("int32",),
+    "loss_source": ("int32",),
+    "loss_target": ("int32",),
+    "loss_old_logprob": ("float32",),
+    "loss_advantage": ("float32",),
+    "loss_weight": ("float32",),
+    "loss_version": ("int32",),
+    "loss_record": ("int32",),
+    "loss_temperature": ("float32",),
+    "row_offsets": ("int32",),
+    "loss_row_offsets": ("int32",),
+    "routes": ("uint8", "uint16"),
+}
+"""Which tensors a batch may have and their dtypes; all but ``routes`` are always there."""
 
 
 class PackingCounts(msgspec.Struct, frozen=True):
-    """How much was packed. Logical tokens are what trajectories contain; physical tokens what is computed."""
+    """How much was packed. Logical tokens are what trajectories contain; physical tokens what is computed.
+
+    Args:
+        trajectory_count: records with at least one loss entry in the batch.
+        row_count: rows, each of at most ``packed_sequence_length`` physical tokens.
+        logical_tokens: sum of the refs' ``token_count`` over these records.
+        physical_tokens: tokens in all rows.
+        loss_entries: targets in all rows.
+        dropped_zero_variance_groups: groups left out because all their rewards are equal.
+        group_count: groups with at least one loss entry in the batch.
+        failed_records: records whose rollout failed; they take no part in the advantages.
+        records_without_targets: records that did not fail and have no completion token.
+        zero_variance_groups: groups whose rewards are all equal, left out or not.
+    """
 
     trajectory_count: int
     row_count: int
@@ -38,6 +74,10 @@ class PackingCounts(msgspec.Struct, frozen=True):
     physical_tokens: int
     loss_entries: int
     dropped_zero_variance_groups: int = 0
+    group_count: int = 0
+    failed_records: int = 0
+    records_without_targets: int = 0
+    zero_variance_groups: int = 0
 
 
 class PackedBatchRef(msgspec.Struct, frozen=True):
@@ -60,10 +100,235 @@ class PackedBatchRef(msgspec.Struct, frozen=True):
     group_ids: tuple[str, ...]
 
 
+class BatchTensors(Mapping[str, np.ndarray]):
+    """The arrays of a batch by name; every access after the batch was closed raises :class:`BatchClosedError`."""
+
+    def __init__(self, arrays: dict[str, np.ndarray], batch_id: str) -> None:
+        self._arrays: dict[str, np.ndarray] | None = arrays
+        self._batch_id = batch_id
+
+    def _open(self) -> dict[str, np.ndarray]:
+        if self._arrays is None:
+            raise BatchClosedError(f"batch {self._batch_id} was closed; map its reference again")
+        return self._arrays
+
+    def _revoke(self) -> None:
+        self._arrays = None
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Returns one array."""
+        return self._open()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterates over the names."""
+        return iter(self._open())
+
+    def __len__(self) -> int:
+        """The number of arrays."""
+        return len(self._open())
+
+
+class PackedBatch:
+    """A mapped batch: read-only NumPy views with the names and shapes of the module's table.
+
+    ``close()`` revokes the views and then unmaps. Every later access through the batch or its ``tensors`` raises
+    :class:`BatchClosedError`. An array that was taken out before the close stays valid memory: it keeps the mapping
+    alive until it is gone, so no access ever reaches unmapped memory.
+    """
+
+    def __init__(self, ref: PackedBatchRef, mapped: MappedBytes) -> None:
+        self._ref = ref
+        self._mapped = mapped
+        self._tensors = BatchTensors(view_tensors(ref.tensors, mapped.view), ref.batch_id)
+        _check_tensors(ref, self._tensors)
+
+    @property
+    def ref(self) -> PackedBatchRef:
+        """What was mapped; usable after the close."""
+        return self._ref
+
+    @property
+    def tensors(self) -> BatchTensors:
+        """All arrays by name."""
+        self._tensors._open()
+        return self._tensors
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """int32 ``[T]``."""
+        return self._tensors["token_ids"]
+
+    @property
+    def position_ids(self) -> np.ndarray:
+        """int32 ``[T]``."""
+        return self._tensors["position_ids"]
+
+    @property
+    def subtree_end(self) -> np.ndarray:
+        """int32 ``[T]``."""
+        return self._tensors["subtree_end"]
+
+    @property
+    def loss_source(self) -> np.ndarray:
+        """int32 ``[L]``."""
+        return self._tensors["loss_source"]
+
+    @property
+    def loss_target(self) -> np.ndarray:
+        """int32 ``[L]``."""
+        return self._tensors["loss_target"]
+
+    @property
+    def loss_old_logprob(self) -> np.ndarray:
+        """float32 ``[L]``."""
+        return self._tensors["loss_old_logprob"]
+
+    @property
+    def loss_advantage(self) -> np.ndarray:
+        """float32 ``[L]``."""
+        return self._tensors["loss_advantage"]
+
+    @property
+    def loss_weight(self) -> np.ndarray:
+        """float32 ``[L]``."""
+        return self._tensors["loss_weight"]
+
+    @property
+    def loss_version(self) -> np.ndarray:
+        """int32 ``[L]``."""
+        return self._tensors["loss_version"]
+
+    @property
+    def loss_record(self) -> np.ndarray:
+        """int32 ``[L]``."""
+        return self._tensors["loss_record"]
+
+    @property
+    def loss_temperature(self) -> np.ndarray:
+        """float32 ``[L]``."""
+        return self._tensors["loss_temperature"]
+
+    @property
+    def row_offsets(self) -> np.ndarray:
+        """int32 ``[R + 1]``."""
+        return self._tensors["row_offsets"]
+
+    @property
+    def loss_row_offsets(self) -> np.ndarray:
+        """int32 ``[R + 1]``."""
+        return self._tensors["loss_row_offsets"]
+
+    @property
+    def routes(self) -> np.ndarray | None:
+        """uint8 or uint16 ``[T, layers, topk]``, or None."""
+        return self._tensors.get("routes")
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows."""
+        return len(self.row_offsets) - 1
+
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """The arrays of one row by name, without the offsets: views, no copies.
+
+        Raises:
+            IndexError: there is no such row.
+            BatchClosedError: after ``close()``.
+        """
+        if not 0 <= index < self.row_count:
+            raise IndexError(f"row {index} of a batch with {self.row_count} rows")
+        tokens = slice(int(self.row_offsets[index]), int(self.row_offsets[index + 1]))
+        losses = slice(int(self.loss_row_offsets[index]), int(self.loss_row_offsets[index + 1]))
+        return {
+            name: array[losses if name.startswith("loss_") else tokens]
+            for name, array in self.tensors.items()
+            if not name.endswith("row_offsets")
+        }
+
+    def close(self) -> bool:
+        """Revokes the views and unmaps; a second call does nothing.
+
+        Returns:
+            False when arrays taken out before keep the memory mapped for now.
+        """
+        self._tensors._revoke()
+        return self._mapped.close()
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self.close()
+
+
+def view_tensors(specs: tuple[TensorSpec, ...], buffer: memoryview) -> dict[str, np.ndarray]:
+    """Arrays over ``buffer`` as ``specs`` say; writable when the buffer is.
+
+    Raises:
+        BatchError: a spec does not fit the buffer or has a dtype that NumPy lacks.
+    """
+    try:
+        check_layout(specs, buffer.nbytes)
+        return {
+            spec.name: np.frombuffer(
+                buffer, np.dtype(spec.dtype), spec.byte_count // np.dtype(spec.dtype).itemsize, spec.offset
+            ).reshape(spec.shape)
+            for spec in specs
+        }
+    except (DataPlaneError, TypeError) as error:
+        raise BatchError(f"the tensors do not describe a buffer of {buffer.nbytes} bytes: {error}") from error
+
+
+def _check_tensors(ref: PackedBatchRef, tensors: BatchTensors) -> None:
+    missing = TENSOR_DTYPES.keys() - tensors.keys() - {"routes"}
+    if missing:
+        raise BatchError(f"batch {ref.batch_id} lacks the tensors {', '.join(sorted(missing))}")
+    for name, array in tensors.items():
+        if array.dtype.name not in TENSOR_DTYPES.get(name, ()):
+            raise BatchError(
+                f"batch {ref.batch_id} has no place for a tensor {name!r} of dtype {array.dtype.name}"
+            )
+    token_count, loss_count = len(tensors["token_ids"]), len(tensors["loss_source"])
+    for name, array in tensors.items():
+        if name.endswith("row_offsets"):
+            expected, last = ref.counts.row_count + 1, loss_count if name.startswith("loss_") else token_count
+            if len(array) != expected or array[0] != 0 or array[-1] != last or (array[1:] < array[:-1]).any():
+                raise BatchError(
+                    f"batch {ref.batch_id}: {name} must ascend from 0 to {last} in {expected} steps"
+                )
+        elif len(array) != (loss_count if name.startswith("loss_") else token_count):
+            raise BatchError(
+                f"batch {ref.batch_id}: {name} has {len(array)} entries; there are {token_count} physical tokens "
+                f"and {loss_count} loss entries"
+            )
+
+
+class ShmBatchMapper:
+    """Maps batches that are inline or in shared memory of this host; implements :class:`BatchMapper`."""
+
+    def map(self, ref: PackedBatchRef) -> PackedBatch:
+        """Maps the batch read-only.
+
+        Raises:
+            ShmError: the segment is gone or too small.
+            BatchError: the reference does not describe the bytes.
+        """
+        mapped = map_location(ref.location)
+        try:
+            return PackedBatch(ref, mapped)
+        except BaseException:
+            mapped.close()
+            raise
+
+
 class BatchMapper(Protocol):
     """Turns references into arrays on this host."""
 
-    def map(self, ref: PackedBatchRef) -> "PackedBatch":
+    def map(self, ref: PackedBatchRef) -> PackedBatch:
         """Maps the batch; the result is revoked by its ``close()``."""
         ...
 

@@ -3,7 +3,35 @@
 A location never owns anything: the process that is named as its owner does.
 """
 
+import math
+from collections.abc import Iterable
+
 import msgspec
+
+from art_dataplane.errors import DataPlaneError
+
+ALIGNMENT = 64
+"""Tensors start at multiples of this many bytes: a cache line, and what vector loads want."""
+
+INLINE_LIMIT = 64 * 1024
+"""Below this many bytes, they travel inside the message."""
+
+ITEM_SIZES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "uint16": 2,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "float32": 4,
+    "int64": 8,
+    "float64": 8,
+}
+"""Bytes per element of each dtype name; the names are NumPy's, and PyTorch's where NumPy has none."""
 
 
 class InlineLocation(msgspec.Struct, frozen=True, tag="inline"):
@@ -31,3 +59,50 @@ class TensorSpec(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     offset: int
     byte_count: int
+
+
+def tensor_byte_count(dtype: str, shape: tuple[int, ...]) -> int:
+    """The bytes of a dense tensor.
+
+    Raises:
+        DataPlaneError: the dtype has no entry in :data:`ITEM_SIZES`, or an extent is negative.
+    """
+    if dtype not in ITEM_SIZES:
+        raise DataPlaneError(f"dtype {dtype!r} is unknown; one of {', '.join(ITEM_SIZES)}")
+    if any(extent < 0 for extent in shape):
+        raise DataPlaneError(f"shape {shape} has a negative extent")
+    return math.prod(shape) * ITEM_SIZES[dtype]
+
+
+def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[TensorSpec, ...], int]:
+    """Places tensors ``(name, dtype, shape)`` one after the other, each at a multiple of :data:`ALIGNMENT`.
+
+    Returns:
+        The specs and the bytes that they need together.
+
+    Raises:
+        DataPlaneError: as :func:`tensor_byte_count`.
+    """
+    specs: list[TensorSpec] = []
+    end = 0
+    for name, dtype, shape in tensors:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        byte_count = tensor_byte_count(dtype, shape)
+        specs.append(TensorSpec(name, dtype, tuple(shape), offset, byte_count))
+        end = offset + byte_count
+    return tuple(specs), end
+
+
+def check_layout(specs: Iterable[TensorSpec], byte_count: int) -> None:
+    """Checks specs that came from elsewhere against the bytes that they describe.
+
+    Raises:
+        DataPlaneError: a tensor's size does not follow from its dtype and shape, or it reaches beyond the bytes.
+    """
+    for spec in specs:
+        expected = tensor_byte_count(spec.dtype, spec.shape)
+        if spec.byte_count != expected or spec.offset < 0 or spec.offset + spec.byte_count > byte_count:
+            raise DataPlaneError(
+                f"tensor {spec.name!r} ({spec.dtype} {spec.shape}, {spec.byte_count} bytes at {spec.offset}) needs "
+                f"{expected} bytes inside the {byte_count} there are"
+            )

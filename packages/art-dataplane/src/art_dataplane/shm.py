@@ -1,0 +1,504 @@
+"""Bulk bytes in POSIX shared memory: the one place that creates, maps and removes segments. Linux only.
+
+A segment is a file in ``/dev/shm`` named ``art-RUN-PID-START.NAMESPACE-SEQUENCE``: the name says which run it belongs
+to and which process owns it, so that any other process can tell an orphan from a segment in use (see :func:`sweep`).
+
+What always holds:
+
+- Its pages are allocated before the first byte is written, so a write never ends in SIGBUS.
+- A location exists only for committed bytes, and committed bytes never change. A mapping stays valid after the owner
+  dropped the segment; the memory goes when the last mapping goes.
+- The bytes of all segments of a store, spare ones included, never exceed its capacity.
+- Only the owner removes a segment while it lives. No resource tracker takes part.
+"""
+
+import errno
+import itertools
+import mmap
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from art_dataplane.errors import LeaseError, ShmError, ShmFullError
+from art_dataplane.leases import Lease, LeaseTable, Outcome
+from art_dataplane.locations import InlineLocation, Location, ShmLocation
+from art_dataplane.processes import ProcessIdentity
+
+SHM_DIRECTORY = Path("/dev/shm")
+
+_NAME = re.compile(
+    r"art-(?P<run>[A-Za-z0-9_.\-]{1,96})-(?P<pid>[0-9]+)-(?P<start>[0-9]+)\.(?P<ns>[0-9]+)-(?P<seq>[0-9]+)"
+)
+_RUN_ID = re.compile(r"[A-Za-z0-9_.\-]{1,96}")
+_sequence = itertools.count()
+
+
+class MappedBytes:
+    """A read-only view of a location's bytes. Close it, or use it in a ``with`` statement.
+
+    After ``close()`` the view here is revoked. Memory that others still see through views taken before stays mapped
+    until the last of these is gone, so nobody ever reads unmapped memory.
+    """
+
+    def __init__(self, view: memoryview, mapping: mmap.mmap | None) -> None:
+        self._view: memoryview | None = view
+        self._mapping = mapping
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes, read-only.
+
+        Raises:
+            ShmError: after ``close()``.
+        """
+        if self._view is None:
+            raise ShmError("these bytes were closed; map the location again")
+        return self._view
+
+    def close(self) -> bool:
+        """Revokes the view and unmaps; returns False when views taken before keep the memory mapped for now."""
+        view, mapping, self._view, self._mapping = self._view, self._mapping, None, None
+        if view is None:
+            return True
+        try:
+            view.release()
+            if mapping is not None:
+                mapping.close()
+        except BufferError:
+            return False
+        return True
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self.close()
+
+
+def map_location(location: Location) -> MappedBytes:
+    """Maps a location of this host read-only; any process may, not only the owner.
+
+    Raises:
+        ShmError: the segment is gone, smaller than the location says, or not one of ART's.
+    """
+    if isinstance(location, InlineLocation):
+        return MappedBytes(memoryview(location.data).toreadonly(), None)
+    parse_segment_name(location.name)
+    end = location.offset + location.byte_count
+    if location.offset < 0 or location.byte_count <= 0:
+        raise ShmError(
+            f"segment {location.name}: {location.byte_count} bytes at {location.offset} cannot be mapped"
+        )
+    try:
+        descriptor = os.open(SHM_DIRECTORY / location.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise ShmError(
+            f"segment {location.name} does not exist: its owner dropped it, ended, or runs on another host"
+        ) from error
+    try:
+        size = os.fstat(descriptor).st_size
+        if size < end:
+            raise ShmError(f"segment {location.name} holds {size} bytes, the location ends at {end}")
+        mapping = mmap.mmap(descriptor, end, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+    return MappedBytes(memoryview(mapping)[location.offset : end], mapping)
+
+
+class Reservation:
+    """A segment that is being written. ``commit()`` it or ``abort()`` it; a ``with`` statement aborts what is open."""
+
+    def __init__(self, store: "ShmSegmentStore", name: str, byte_count: int, mapping: mmap.mmap) -> None:
+        self._store = store
+        self._name = name
+        self._byte_count = byte_count
+        self._mapping: mmap.mmap | None = mapping
+        self._buffer = memoryview(mapping)[:byte_count]
+
+    @property
+    def byte_count(self) -> int:
+        """The bytes that were asked for."""
+        return self._byte_count
+
+    @property
+    def buffer(self) -> memoryview:
+        """The bytes to write, writable until commit or abort.
+
+        Raises:
+            ShmError: after either.
+        """
+        if self._mapping is None:
+            raise ShmError(f"the reservation of {self._name} is over; reserve again")
+        return self._buffer
+
+    def commit(self) -> ShmLocation:
+        """Ends writing and makes the bytes immutable.
+
+        Raises:
+            ShmError: it is over already, or arrays over ``buffer`` still exist that could be written to.
+        """
+        if self._mapping is None:
+            raise ShmError(f"the reservation of {self._name} is over; reserve again")
+        try:
+            self._buffer.release()
+            self._mapping.close()
+        except BufferError as error:
+            self._buffer = memoryview(self._mapping)[: self._byte_count]
+            raise ShmError(
+                f"segment {self._name} cannot be committed while views of its buffer exist; delete them first"
+            ) from error
+        self._mapping = None
+        return self._store._commit(self._name, self._byte_count)
+
+    def abort(self) -> None:
+        """Gives the segment up; nothing happens when it is over already."""
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            self._store._forget(self._name)
+            MappedBytes(self._buffer, mapping).close()
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Aborts unless committed."""
+        self.abort()
+
+
+class _Segment(msgspec.Struct):
+    allocated: int
+    location: ShmLocation | None = None
+
+
+class ShmStats(msgspec.Struct, frozen=True):
+    """What a store holds: segments and bytes in use (reserved or committed), spare bytes, leases, the bound."""
+
+    segment_count: int
+    used_bytes: int
+    spare_bytes: int
+    leased_count: int
+    capacity_bytes: int
+
+
+class ShmSegmentStore:
+    """The segments that this process owns for one run. Thread-safe; ``close()`` removes them all.
+
+    Args:
+        run_id: letters, digits, ``_``, ``.`` and ``-``; every segment of the run starts with ``art-RUN-``.
+        capacity_bytes: bound on all bytes of this store, counted in whole pages.
+        recycle_bytes: at most so many bytes of finished segments are kept and used again, which saves the kernel
+            clearing new pages.
+        clock: for leases; seconds, monotonic.
+
+    Raises:
+        ShmError: not Linux, no ``/dev/shm``, or a malformed run id.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        capacity_bytes: int,
+        *,
+        recycle_bytes: int = 0,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        if not sys.platform.startswith("linux") or not SHM_DIRECTORY.is_dir():
+            raise ShmError(f"shared memory needs Linux with {SHM_DIRECTORY}; this is {sys.platform}")
+        if not _RUN_ID.fullmatch(run_id):
+            raise ShmError(f"run id {run_id!r}: 1 to 96 letters, digits, '_', '.' or '-'")
+        if capacity_bytes <= 0 or recycle_bytes < 0:
+            raise ShmError(
+                f"capacity {capacity_bytes} must be positive and recycle_bytes {recycle_bytes} not negative"
+            )
+        self._run_id = run_id
+        self._capacity = capacity_bytes
+        self._recycle = recycle_bytes
+        self._owner = ProcessIdentity.current()
+        self._lock = threading.RLock()
+        self._segments: dict[str, _Segment] = {}
+        self._spare: dict[str, int] = {}
+        self._leases = LeaseTable() if clock is None else LeaseTable(clock=clock)
+
+    @property
+    def run_id(self) -> str:
+        """The run that all segments of this store are named after."""
+        return self._run_id
+
+    def reserve(self, byte_count: int) -> Reservation:
+        """Allocates a segment for ``byte_count`` bytes (at least 1) to be written in place.
+
+        Raises:
+            ShmFullError: no room under the store's capacity or in ``/dev/shm``; nothing was left behind.
+            ShmError: ``byte_count`` is not positive, or the store belongs to another process (it was forked).
+        """
+        if byte_count <= 0:
+            raise ShmError(f"a segment of {byte_count} bytes cannot be reserved")
+        with self._lock:
+            self._check_owner()
+            allocated = -(-byte_count // mmap.PAGESIZE) * mmap.PAGESIZE
+            name = self._new_name()
+            spare = self._take_spare(allocated)
+            if spare is not None:
+                spare_name, allocated = spare
+                os.rename(SHM_DIRECTORY / spare_name, SHM_DIRECTORY / name)
+                os.chmod(SHM_DIRECTORY / name, 0o600)
+                descriptor = os.open(SHM_DIRECTORY / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            else:
+                self._make_room(allocated)
+                descriptor = _create(name, allocated)
+            try:
+                mapping = mmap.mmap(descriptor, allocated, flags=mmap.MAP_SHARED)
+            finally:
+                os.close(descriptor)
+            self._segments[name] = _Segment(allocated)
+            return Reservation(self, name, byte_count, mapping)
+
+    def map(self, location: Location) -> MappedBytes:
+        """As :func:`map_location`."""
+        return map_location(location)
+
+    def drop(self, location: Location, *, reusable: bool = False) -> bool:
+        """Removes a committed segment; readers that have it mapped keep their bytes.
+
+        Args:
+            location: where the segment is; inline bytes need no dropping.
+            reusable: the caller knows that no reader has it mapped, so its pages may be used again.
+
+        Returns:
+            False when this store does not hold it (any more).
+        """
+        with self._lock:
+            if isinstance(location, InlineLocation) or location.name not in self._segments:
+                return False
+            self._forget(location.name, reusable=reusable)
+            return True
+
+    def grant(self, location: ShmLocation, holder: str, duration_s: float) -> Lease:
+        """Leases a committed segment.
+
+        Raises:
+            ShmError: this store does not hold it.
+            LeaseError: it is leased already.
+        """
+        with self._lock:
+            self._committed(location.name)
+            return self._leases.grant([location.name], holder, duration_s)
+
+    def release(self, location: ShmLocation, lease: Lease, outcome: Outcome) -> None:
+        """Ends a lease: ``CONSUMED`` drops the segment for reuse, ``DISCARDED`` leaves it for another grant.
+
+        The holder has unmapped it before.
+
+        Raises:
+            LeaseError: the lease is not in force, or is one on another segment.
+        """
+        with self._lock:
+            if location.name not in self._leases.check(lease):
+                raise LeaseError(
+                    f"lease {lease.lease_id} (fence {lease.fence}) is not one on {location.name}"
+                )
+            self._leases.release(lease)
+            if outcome is Outcome.CONSUMED:
+                self._forget(location.name, reusable=True)
+
+    def reclaim(self, fence: int) -> tuple[ShmLocation, ...]:
+        """Drops every segment leased with a fence up to ``fence``; their leases are void. Returns what was dropped."""
+        with self._lock:
+            names = [name for lease, items in self._leases.leases() if lease.fence <= fence for name in items]
+            return self._reclaim(names)
+
+    def reclaim_expired(self) -> tuple[ShmLocation, ...]:
+        """Drops every segment whose lease is past its deadline. Returns what was dropped."""
+        with self._lock:
+            return self._reclaim([name for _, items in self._leases.expire() for name in items])
+
+    def stats(self) -> ShmStats:
+        """What is held now."""
+        with self._lock:
+            return ShmStats(
+                segment_count=len(self._segments),
+                used_bytes=sum(segment.allocated for segment in self._segments.values()),
+                spare_bytes=sum(self._spare.values()),
+                leased_count=len(self._leases),
+                capacity_bytes=self._capacity,
+            )
+
+    def close(self) -> None:
+        """Removes every segment, leased or not. In a forked child it does nothing: the parent owns them."""
+        with self._lock:
+            if ProcessIdentity.current() != self._owner:
+                return
+            self._recycle = 0
+            for name in [*self._segments]:
+                self._forget(name)
+            for name in [*self._spare]:
+                del self._spare[name]
+                _unlink(name)
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self.close()
+
+    def _commit(self, name: str, byte_count: int) -> ShmLocation:
+        with self._lock:
+            self._check_owner()
+            if name not in self._segments:
+                raise ShmError(f"segment {name} is gone: its store was closed")
+            os.chmod(SHM_DIRECTORY / name, 0o400)
+            location = ShmLocation(name, 0, byte_count)
+            self._segments[name].location = location
+            return location
+
+    def _forget(self, name: str, *, reusable: bool = False) -> None:
+        with self._lock:
+            segment = self._segments.pop(name, None)
+            if segment is None:
+                return
+            lease = self._leases.lease_of(name)
+            if lease is not None:
+                self._leases.revoke(lease.lease_id)
+            if reusable and sum(self._spare.values()) + segment.allocated <= self._recycle:
+                spare_name = self._new_name()
+                os.rename(SHM_DIRECTORY / name, SHM_DIRECTORY / spare_name)  # the old name must not resolve
+                self._spare[spare_name] = segment.allocated
+            else:
+                _unlink(name)
+
+    def _committed(self, name: str) -> ShmLocation:
+        segment = self._segments.get(name)
+        if segment is None or segment.location is None:
+            raise ShmError(f"segment {name} is not held here: dropped, not committed, or of another store")
+        return segment.location
+
+    def _reclaim(self, names: list[str]) -> tuple[ShmLocation, ...]:
+        locations = tuple(self._committed(name) for name in names)
+        for name in names:
+            self._forget(name)
+        return locations
+
+    def _take_spare(self, allocated: int) -> tuple[str, int] | None:
+        fitting = [(size, name) for name, size in self._spare.items() if allocated <= size <= 2 * allocated]
+        if not fitting:
+            return None
+        size, name = min(fitting)
+        del self._spare[name]
+        return name, size
+
+    def _make_room(self, allocated: int) -> None:
+        used = sum(segment.allocated for segment in self._segments.values())
+        while self._spare and used + sum(self._spare.values()) + allocated > self._capacity:
+            name = next(iter(self._spare))
+            del self._spare[name]
+            _unlink(name)
+        if used + allocated > self._capacity:
+            raise ShmFullError(
+                f"a segment of {allocated} bytes does not fit: {used} of {self._capacity} bytes are used by "
+                f"{len(self._segments)} segments of run {self._run_id}; release some or raise capacity_bytes"
+            )
+
+    def _new_name(self) -> str:
+        owner = self._owner
+        return f"art-{self._run_id}-{owner.pid}-{owner.start_ticks}.{owner.namespace}-{next(_sequence)}"
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner.pid:
+            raise ShmError(
+                f"this store belongs to process {self._owner.pid}; make one in {os.getpid()} after the fork"
+            )
+
+
+class SegmentInfo(msgspec.Struct, frozen=True):
+    """One segment found in ``/dev/shm``. ``owner_alive`` is None for owners in another PID namespace."""
+
+    name: str
+    run_id: str
+    owner: ProcessIdentity
+    byte_count: int
+    owner_alive: bool | None
+
+
+def parse_segment_name(name: str) -> tuple[str, ProcessIdentity]:
+    """Returns the run and the owner that a segment's name states.
+
+    Raises:
+        ShmError: the name is not one that this package gives.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ShmError(f"{name!r} is not the name of a segment of ART")
+    return match["run"], ProcessIdentity(int(match["pid"]), int(match["start"]), int(match["ns"]))
+
+
+def list_segments(run_id: str | None = None) -> tuple[SegmentInfo, ...]:
+    """The segments of this user, of one run or of all, by name."""
+    found: list[SegmentInfo] = []
+    for entry in sorted(os.scandir(SHM_DIRECTORY), key=lambda entry: entry.name):
+        match = _NAME.fullmatch(entry.name)
+        if match is None or (run_id is not None and match["run"] != run_id):
+            continue
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:  # removed by its owner since the folder was read
+            continue
+        if status.st_uid == os.geteuid():
+            run, owner = parse_segment_name(entry.name)
+            found.append(SegmentInfo(entry.name, run, owner, status.st_size, owner.is_alive()))
+    return tuple(found)
+
+
+def sweep(run_id: str | None = None) -> tuple[SegmentInfo, ...]:
+    """Removes the segments whose owner is dead, of one run or of all, and returns what was removed."""
+    dead = tuple(info for info in list_segments(run_id) if info.owner_alive is False)
+    for info in dead:
+        _unlink(info.name)
+    return dead
+
+
+def _create(name: str, byte_count: int) -> int:
+    """Creates and fully allocates a segment; returns its descriptor."""
+    status = os.statvfs(SHM_DIRECTORY)
+    free = status.f_bavail * status.f_frsize
+    if free < byte_count:
+        raise _no_space(byte_count, free)
+    path = SHM_DIRECTORY / name
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, byte_count)
+    except BaseException as error:
+        os.close(descriptor)
+        _unlink(name)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise _no_space(byte_count, free) from error
+        raise
+    return descriptor
+
+
+def _no_space(byte_count: int, free: int) -> ShmFullError:
+    return ShmFullError(
+        f"a segment of {byte_count} bytes does not fit into {SHM_DIRECTORY}: {free} bytes are free; "
+        "stop what fills it, run a sweep, or give the container a larger shm size"
+    )
+
+
+def _unlink(name: str) -> None:
+    (SHM_DIRECTORY / name).unlink(missing_ok=True)
