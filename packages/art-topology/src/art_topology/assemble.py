@@ -1,0 +1,123 @@
+"""Fills in the defaults of a topology that passed every check, and gives each process its place."""
+
+from collections.abc import Sequence
+from itertools import count
+
+from msgspec.structs import replace
+
+from art_topology.addresses import canonical
+from art_topology.cluster import CpuPlacement, EndpointSpec, GpuPlacement
+from art_topology.compiled import (
+    CompiledHost,
+    CompiledMember,
+    CompiledService,
+    CompiledTrainer,
+    CpuDevice,
+    GpuDevice,
+    RuntimeTopology,
+    TrainerHost,
+)
+from art_topology.diagnostics import Diagnostic
+from art_topology.fingerprint import fingerprint
+from art_topology.passes.hosts import HostTable
+from art_topology.ranks import RankLayout
+from art_topology.serving import ModelServiceSpec
+from art_topology.trainer import TrainerMeshSpec
+
+
+class _Devices:
+    """Gives out CPU slots of each host in ascending order."""
+
+    def __init__(self, table: HostTable) -> None:
+        self._slots = {host.host_id: count() for host in table.cluster.hosts}
+
+    def take(self, placement: GpuPlacement | CpuPlacement) -> tuple[CpuDevice | GpuDevice, ...]:
+        if isinstance(placement, GpuPlacement):
+            return tuple(GpuDevice(gpu) for gpu in placement.gpus)
+        slots = self._slots[placement.host_id]
+        return tuple(CpuDevice(next(slots)) for _ in range(placement.slots))
+
+    def first_free(self, host_id: str) -> int:
+        return next(self._slots[host_id])
+
+
+def assemble(
+    table: HostTable,
+    trainer: TrainerMeshSpec | None,
+    layout: RankLayout | None,
+    services: Sequence[ModelServiceSpec],
+    warnings: tuple[Diagnostic, ...],
+) -> RuntimeTopology:
+    """Builds the compiled topology. Only for input without errors."""
+    cluster = table.cluster
+    addresses = {host.host_id: canonical(host.address) for host in cluster.hosts}
+    devices = _Devices(table)
+    compiled_trainer = None
+    if trainer is not None and layout is not None:
+        compiled_trainer = _trainer(trainer, layout, addresses, devices)
+    compiled_services = tuple(_service(service, addresses, devices) for service in services)
+    hosts = tuple(
+        CompiledHost(
+            host_id=host.host_id,
+            node_rank=node_rank,
+            address=addresses[host.host_id],
+            cpu_slots=host.cpu_slots,
+            free_cpu_slots=tuple(range(devices.first_free(host.host_id), host.cpu_slots)),
+            gpus=host.gpus,
+            reserved_ports=tuple(sorted(host.reserved_ports)),
+        )
+        for node_rank, host in enumerate(table.in_node_order)
+    )
+    topology = RuntimeTopology(
+        hosts=hosts,
+        controller_host_id=cluster.controller_host_id or hosts[0].host_id,
+        startup_timeout_s=cluster.startup_timeout_s,
+        rpc_timeout_s=cluster.rpc_timeout_s,
+        trainer=compiled_trainer,
+        services=compiled_services,
+        nccl_transport=cluster.nccl_transport,
+        nixl_transport=cluster.nixl_transport,
+        warnings=warnings,
+    )
+    return replace(topology, fingerprint=fingerprint(topology))
+
+
+def _trainer(
+    spec: TrainerMeshSpec, layout: RankLayout, addresses: dict[str, str], devices: _Devices
+) -> CompiledTrainer:
+    hosts = []
+    first_rank = 0
+    for placement in spec.placements:
+        placed = devices.take(placement)
+        hosts.append(TrainerHost(host_id=placement.host_id, first_rank=first_rank, devices=placed))
+        first_rank += len(placed)
+    vpp = spec.parallel.vpp if spec.parallel.vpp != 1 else None
+    group = (spec.parallel.vpp_microbatch_group_size or spec.parallel.pp) if vpp else None
+    return CompiledTrainer(
+        parallel=replace(spec.parallel, vpp=vpp, vpp_microbatch_group_size=group),
+        layout=layout,
+        hosts=tuple(hosts),
+        rendezvous=spec.rendezvous or EndpointSpec(host=addresses[hosts[0].host_id]),
+    )
+
+
+def _service(spec: ModelServiceSpec, addresses: dict[str, str], devices: _Devices) -> CompiledService:
+    members = tuple(
+        CompiledMember(
+            member_index=i,
+            host_id=member.host_id,
+            address=addresses[member.host_id],
+            devices=devices.take(member.placement),
+        )
+        for i, member in enumerate(spec.members)
+    )
+    leader = spec.leader or EndpointSpec(host=members[0].address)
+    rendezvous = spec.rendezvous
+    if rendezvous is None and len(members) > 1:
+        rendezvous = EndpointSpec(host=members[0].address)
+    return CompiledService(
+        spec=replace(spec, leader=leader, rendezvous=rendezvous),
+        members=members,
+        leader=leader,
+        rendezvous=rendezvous,
+    )

@@ -1,0 +1,135 @@
+"""The physical side: hosts, what they offer, and how they reach each other."""
+
+from typing import Annotated
+
+import msgspec
+
+from art_topology.spec import Count, GpuId, Name, Port, Seconds, Spec
+
+
+class UnresolvedPortError(ValueError):
+    """An endpoint with port 0 was to be written as a URL before the listening host chose its port."""
+
+
+class EndpointSpec(Spec, frozen=True, kw_only=True):
+    """Where something listens.
+
+    ``host`` is an IP address (an IPv6 literal without brackets) or a host name.
+    """
+
+    host: Annotated[str, msgspec.Meta(min_length=1)]
+    port: Port = 0
+
+    def with_port(self, port: int) -> "EndpointSpec":
+        """The same host with the port that was chosen."""
+        return EndpointSpec(host=self.host, port=port)
+
+    def authority(self) -> str:
+        """``host:port``, with an IPv6 literal in brackets (RFC 3986, section 3.2.2).
+
+        Raises:
+            UnresolvedPortError: the port is still 0.
+        """
+        if self.port == 0:
+            raise UnresolvedPortError(
+                f"endpoint {self.host} has port 0, to be chosen by the host that listens; "
+                "use with_port() with the port it reported"
+            )
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def url(self, path: str = "", *, scheme: str = "http") -> str:
+        """``scheme://host:port/path``.
+
+        Raises:
+            UnresolvedPortError: the port is still 0.
+        """
+        suffix = f"/{path.lstrip('/')}" if path else ""
+        return f"{scheme}://{self.authority()}{suffix}"
+
+
+class NcclTransportSpec(Spec, frozen=True, kw_only=True):
+    """The network that NCCL must use between hosts.
+
+    ``net_name`` is the name under which the network registers with NCCL ("IB" covers InfiniBand and RoCE; a
+    plugin has its own). ``NCCL_NET`` must be set to it on every host; preflight checks that each rank really
+    uses it.
+    """
+
+    net_name: str
+
+
+class NixlTransportSpec(Spec, frozen=True, kw_only=True):
+    """NIXL for what crosses hosts outside collectives, such as experts dispatched between hosts.
+
+    ``metadata_store`` names an etcd that somebody else runs; without it the controller starts and owns one.
+    """
+
+    metadata_store: EndpointSpec | None = None
+
+
+class HostSpec(Spec, frozen=True, kw_only=True):
+    """One machine.
+
+    Args:
+        host_id: Its name in this topology.
+        address: IP address (IPv6 without brackets) or host name by which the other hosts reach it.
+        node_rank: Its place in the cluster, from 0; by default its position in ``ClusterSpec.hosts``.
+        cpu_slots: How many CPU processes may be placed on it: rollout workers, CPU trainer ranks, CPU model
+            workers.
+        gpus: Its GPUs, by index or by UUID.
+        reserved_ports: Ports that something else on it uses, such as the Monarch worker.
+    """
+
+    host_id: Name
+    address: Annotated[str, msgspec.Meta(min_length=1)]
+    node_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    cpu_slots: Annotated[int, msgspec.Meta(ge=0)] = 0
+    gpus: tuple[GpuId, ...] = ()
+    reserved_ports: tuple[Annotated[int, msgspec.Meta(ge=1, le=65535)], ...] = ()
+
+
+class ClusterSpec(Spec, frozen=True, kw_only=True):
+    """The machines of one run.
+
+    Args:
+        hosts: At least one.
+        controller_host_id: Where the controller runs, any host; by default the one with node rank 0.
+        startup_timeout_s: Limit for bringing up the workers of the whole cluster, in seconds.
+        rpc_timeout_s: Limit for one control message, in seconds.
+        nccl_transport: Required as soon as a GPU workload spans hosts.
+        nixl_transport: Required as soon as expert parallelism spans hosts.
+    """
+
+    hosts: Annotated[tuple[HostSpec, ...], msgspec.Meta(min_length=1)]
+    controller_host_id: Name | None = None
+    startup_timeout_s: Seconds = 90.0
+    rpc_timeout_s: Seconds = 30.0
+    nccl_transport: NcclTransportSpec | None = None
+    nixl_transport: NixlTransportSpec | None = None
+
+
+class GpuPlacement(Spec, frozen=True, kw_only=True, tag_field="device", tag="gpu"):
+    """One process for each of these GPUs of a host, in this order."""
+
+    host_id: Name
+    gpus: Annotated[tuple[GpuId, ...], msgspec.Meta(min_length=1)]
+
+    @property
+    def process_count(self) -> int:
+        """How many processes it places."""
+        return len(self.gpus)
+
+
+class CpuPlacement(Spec, frozen=True, kw_only=True, tag_field="device", tag="cpu"):
+    """``slots`` processes on a host, each on one of its CPU slots."""
+
+    host_id: Name
+    slots: Count = 1
+
+    @property
+    def process_count(self) -> int:
+        """How many processes it places."""
+        return self.slots
+
+
+type Placement = GpuPlacement | CpuPlacement

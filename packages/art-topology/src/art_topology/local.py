@@ -1,0 +1,67 @@
+"""Ready-made clusters: this machine alone, or several machines that are all alike."""
+
+from collections.abc import Iterable
+
+from art_topology.cluster import ClusterSpec, HostSpec, NcclTransportSpec, NixlTransportSpec
+
+
+def local_cluster(
+    *,
+    cpu_slots: int,
+    gpus: Iterable[int | str] = (),
+    startup_timeout_s: float = 90.0,
+    rpc_timeout_s: float = 30.0,
+) -> ClusterSpec:
+    """One host named "local" on 127.0.0.1.
+
+    Args:
+        cpu_slots: How many CPU processes may be placed: rollout workers, CPU trainer ranks, CPU model
+            workers.
+        gpus: GPUs to use, by index or UUID.
+        startup_timeout_s: Limit for bringing up the workers, in seconds.
+        rpc_timeout_s: Limit for one control message, in seconds.
+
+    Raises:
+        SpecError: a value has the wrong type or is out of range.
+    """
+    host = HostSpec(host_id="local", address="127.0.0.1", cpu_slots=cpu_slots, gpus=tuple(gpus))
+    return ClusterSpec(hosts=(host,), startup_timeout_s=startup_timeout_s, rpc_timeout_s=rpc_timeout_s)
+
+
+def homogeneous_cluster(
+    addresses: Iterable[str],
+    *,
+    cpu_slots: int,
+    gpus_per_host: int = 0,
+    startup_timeout_s: float = 90.0,
+    rpc_timeout_s: float = 30.0,
+    nccl_transport: NcclTransportSpec | None = None,
+    nixl_transport: NixlTransportSpec | None = None,
+    reserved_ports: Iterable[int] = (),
+) -> ClusterSpec:
+    """Hosts "host-0", "host-1" ... at ``addresses``, in this node order, all with the same slots, GPUs and
+    ports.
+
+    Raises:
+        SpecError: a value has the wrong type or is out of range, or there is no address.
+    """
+    ports = tuple(reserved_ports)
+    gpus = tuple(range(gpus_per_host))
+    hosts = tuple(
+        HostSpec(
+            host_id=f"host-{rank}",
+            address=address,
+            node_rank=rank,
+            cpu_slots=cpu_slots,
+            gpus=gpus,
+            reserved_ports=ports,
+        )
+        for rank, address in enumerate(addresses)
+    )
+    return ClusterSpec(
+        hosts=hosts,
+        startup_timeout_s=startup_timeout_s,
+        rpc_timeout_s=rpc_timeout_s,
+        nccl_transport=nccl_transport,
+        nixl_transport=nixl_transport,
+    )

@@ -1,0 +1,78 @@
+"""Model services: each is one native vLLM deployment, on one host or several, under a user's name."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from art_topology.cluster import CpuPlacement, EndpointSpec, GpuPlacement
+from art_topology.spec import Count, Name, Seconds, Spec
+
+
+class VllmParallelSpec(Spec, frozen=True, kw_only=True):
+    """How vLLM divides the model: ``tp * pp * dp`` workers.
+
+    With ``expert_parallel`` the experts of a layer are divided among the ``tp * dp`` workers of a pipeline
+    stage.
+    """
+
+    tp: Count = 1
+    pp: Count = 1
+    dp: Count = 1
+    expert_parallel: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """How many workers it needs."""
+        return self.tp * self.pp * self.dp
+
+
+class ModelServiceMemberSpec(Spec, frozen=True, kw_only=True):
+    """One host's share of a service: one worker per GPU or per CPU slot of ``placement``."""
+
+    placement: GpuPlacement | CpuPlacement
+
+    @property
+    def host_id(self) -> str:
+        """The host it runs on."""
+        return self.placement.host_id
+
+
+class ModelServiceSpec(Spec, frozen=True, kw_only=True):
+    """One vLLM deployment.
+
+    Args:
+        name: How programs ask for it; the runtime gives no name a meaning.
+        base_model: Hugging Face name or local folder of the model, and the name it is served under.
+        model_path: Folder to load instead of ``base_model``, the same path on every member's host.
+        members: The first is the leader, whose host serves the API. Each on a host of its own.
+        parallel: How vLLM divides the model among the members' workers.
+        max_model_len: Longest prompt and completion together, in tokens; by default what the model allows.
+        max_num_seqs: How many requests run at once.
+        max_lora_rank: Largest rank of an adapter; one of vLLM's (1, 8, 16, 32, 64, 128, 256, 320, 512).
+        max_loras: How many adapters can be active at once.
+        dtype: Type of weights and activations; "auto" takes the model's.
+        seed: Seed of the engine's sampler.
+        gpu_memory_utilization: Share of each GPU's memory that vLLM may use. GPU members only.
+        kv_cache_bytes: Memory for the KV cache of each worker, in bytes; by default vLLM decides.
+        leader: Where the API listens; by default the address of the leader's host and a port it chooses.
+        rendezvous: Where the leader listens for the other members; by default likewise.
+        startup_timeout_s: Limit from launch to ready, in seconds. Loading a model takes longer than starting
+            a worker, so it is not the cluster's.
+    """
+
+    name: Name
+    base_model: Annotated[str, msgspec.Meta(min_length=1)]
+    members: Annotated[tuple[ModelServiceMemberSpec, ...], msgspec.Meta(min_length=1)]
+    model_path: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    parallel: VllmParallelSpec = VllmParallelSpec()
+    max_model_len: Count | None = None
+    max_num_seqs: Count = 64
+    max_lora_rank: Count = 16
+    max_loras: Count = 1
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    kv_cache_bytes: Count | None = None
+    leader: EndpointSpec | None = None
+    rendezvous: EndpointSpec | None = None
+    startup_timeout_s: Seconds = 600.0

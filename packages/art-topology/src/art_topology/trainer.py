@@ -1,0 +1,53 @@
+"""The trainer: where its ranks run and how the model is divided among them.
+
+The words for parallelism that everything else uses:
+
+- *tp*, tensor parallel: the matrices of a layer are divided.
+- *cp*, context parallel: the tokens of a row are divided.
+- *dp*, data parallel: rows are divided. Derived: ``world / (tp * cp * pp)``.
+- *pp*, pipeline parallel: the layers are divided into stages.
+- *vpp*, virtual pipeline parallel: each rank holds this many separate runs of layers (interleaved schedule).
+- *ep*, expert parallel: the experts of a layer are divided.
+- *etp*, expert tensor parallel: the matrices of each expert are divided.
+- *expert dp*: how often each expert is held. Derived: ``world / (etp * ep * pp)``.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from art_topology.cluster import CpuPlacement, EndpointSpec, GpuPlacement
+from art_topology.spec import Count, Spec
+
+
+class MegatronTopologyConfig(Spec, frozen=True, kw_only=True):
+    """How Megatron divides the model; the default is one rank. Data parallelism is what the ranks leave over.
+
+    ``vpp`` of None or 1 means no virtual stages. ``vpp_microbatch_group_size`` is how many microbatches run
+    at a time for one virtual stage (Megatron's ``microbatch_group_size_per_vp_stage``); by default ``pp``.
+    Unlike Megatron's, ``etp`` does not follow ``tp`` when it is left out: it is 1.
+    """
+
+    tp: Count = 1
+    cp: Count = 1
+    ep: Count = 1
+    etp: Count = 1
+    pp: Count = 1
+    vpp: Count | None = None
+    vpp_microbatch_group_size: Count | None = None
+
+
+class TrainerMeshSpec(Spec, frozen=True, kw_only=True):
+    """The ranks of one trainer.
+
+    Args:
+        placements: One per host, in the cluster's node order, all with equally many ranks: rank 0 is the
+            first process of the first placement, and the ranks of a host are consecutive.
+        parallel: How the model is divided among the ranks.
+        rendezvous: Where rank 0 listens for the others; by default the address of its host and a port it
+            chooses.
+    """
+
+    placements: Annotated[tuple[GpuPlacement | CpuPlacement, ...], msgspec.Meta(min_length=1)]
+    parallel: MegatronTopologyConfig = MegatronTopologyConfig()
+    rendezvous: EndpointSpec | None = None
