@@ -1,5 +1,6 @@
 """Records, leases, prefix-forest packing and shared-memory transport for RL on language models."""
 
+from art_dataplane.advantages import AdvantageRule, group_advantages
 from art_dataplane.arrays import decode, decode_json, encode, encode_json
 from art_dataplane.batch import (
     BatchMapper,
@@ -26,7 +27,17 @@ from art_dataplane.errors import (
 )
 from art_dataplane.leases import FenceGate, Lease, LeaseTable, Outcome
 from art_dataplane.locations import InlineLocation, Location, ShmLocation, TensorSpec
+from art_dataplane.packing import (
+    PackingRequest,
+    PackingResult,
+    PackingTiming,
+    fetch_groups,
+    pack,
+    pack_selection,
+)
+from art_dataplane.packing_plan import LossWeightRule, PackingPlan, plan_packing
 from art_dataplane.processes import ProcessIdentity
+from art_dataplane.queue import QueueLimits, QueueStats, Selection, SelectionRule, TrajectoryQueue
 from art_dataplane.records import (
     RolloutError,
     RolloutTiming,
@@ -35,6 +46,9 @@ from art_dataplane.records import (
     TrajectoryRecord,
     TrajectoryRef,
     VersionSpan,
+    branches,
+    logical_token_count,
+    trajectory_ref,
 )
 from art_dataplane.shm import (
     MappedBytes,
@@ -57,8 +71,10 @@ from art_dataplane.snapshot import (
     read_tensors,
     write_manifest,
 )
+from art_dataplane.store import RecordOwner, StoreStats, TrajectoryStore, read_records
 
 __all__ = [
+    "AdvantageRule",
     "BatchClosedError",
     "BatchError",
     "BatchMapper",
@@ -71,6 +87,7 @@ __all__ = [
     "LeaseError",
     "LeaseTable",
     "Location",
+    "LossWeightRule",
     "MappedBytes",
     "MappedSnapshot",
     "NamedTensor",
@@ -79,15 +96,24 @@ __all__ = [
     "PackedBatchRef",
     "PackingCounts",
     "PackingError",
+    "PackingPlan",
+    "PackingRequest",
+    "PackingResult",
+    "PackingTiming",
     "ProcessIdentity",
     "QueueError",
+    "QueueLimits",
+    "QueueStats",
     "Receipt",
     "RecordError",
+    "RecordOwner",
     "Reservation",
     "RolloutError",
     "RolloutTiming",
     "RouteBlock",
     "SegmentInfo",
+    "Selection",
+    "SelectionRule",
     "ShmBatchMapper",
     "ShmError",
     "ShmFullError",
@@ -101,18 +127,30 @@ __all__ = [
     "SnapshotTensor",
     "StoreError",
     "StoreFullError",
+    "StoreStats",
     "TensorSpec",
     "TokenRecord",
+    "TrajectoryQueue",
     "TrajectoryRecord",
     "TrajectoryRef",
+    "TrajectoryStore",
     "VersionSpan",
+    "branches",
     "decode",
     "decode_json",
     "encode",
     "encode_json",
+    "fetch_groups",
+    "group_advantages",
     "list_segments",
+    "logical_token_count",
     "map_location",
+    "pack",
+    "pack_selection",
+    "plan_packing",
+    "read_records",
     "read_tensors",
     "sweep",
+    "trajectory_ref",
     "write_manifest",
 ]

@@ -21,7 +21,7 @@ def _encode_array(value: Any) -> Any:
 class _ArrayTriple(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
-    data: bytes
+    data: memoryview
 
 
 def _decode_array(kind: type, value: Any) -> Any:

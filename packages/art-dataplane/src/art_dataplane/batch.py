@@ -83,7 +83,8 @@ class PackingCounts(msgspec.Struct, frozen=True):
 class PackedBatchRef(msgspec.Struct, frozen=True):
     """Names one packed batch.
 
-    ``ticket`` counts packing attempts; ``versions`` are all policy versions that sampled a trained token, ascending.
+    ``ticket`` counts packing attempts; ``versions`` are all policy versions that sampled a trained token, ascending;
+    ``policy_version`` is the one that the step starts from.
     """
 
     batch_id: str
@@ -98,6 +99,7 @@ class PackedBatchRef(msgspec.Struct, frozen=True):
     versions: tuple[int, ...]
     record_ids: tuple[str, ...]
     group_ids: tuple[str, ...]
+    policy_version: int | None = None
 
 
 class BatchTensors(Mapping[str, np.ndarray]):

@@ -4,8 +4,17 @@ Invariants, checked by :func:`TokenRecord.validate`: one log-prob per completion
 complete over the text they describe; token ids are never negative.
 """
 
+import math
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
+
+from art_dataplane.arrays import encode
+from art_dataplane.errors import RecordError
+
+LOGPROB_TOLERANCE = 1e-3
+"""How far above 0 rounding may put a log-prob."""
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
@@ -50,6 +59,42 @@ class TokenRecord(msgspec.Struct, frozen=True, eq=False):
     finish_reason: str | None = None
     routes: RouteBlock | None = None
 
+    def validate(self) -> None:
+        """Checks everything that does not need the model.
+
+        Raises:
+            RecordError: the first invariant that does not hold, with its numbers.
+        """
+        _check_array("prompt_ids", self.prompt_ids, "int32")
+        _check_array("completion_ids", self.completion_ids, "int32")
+        _check_array("logprobs", self.logprobs, "float32")
+        prompt_count, completion_count = len(self.prompt_ids), len(self.completion_ids)
+        if prompt_count == 0:
+            raise RecordError(
+                "the prompt is empty; the first completion token needs a token that predicts it"
+            )
+        if len(self.logprobs) != completion_count:
+            raise RecordError(
+                f"{len(self.logprobs)} log-probs for {completion_count} completion tokens; there must be one each"
+            )
+        for name, ids in (("prompt_ids", self.prompt_ids), ("completion_ids", self.completion_ids)):
+            if len(ids) and ids.min() < 0:
+                raise RecordError(
+                    f"{name}[{int(ids.argmin())}] is {int(ids.min())}; token ids are never negative"
+                )
+        wrong = ~(np.isfinite(self.logprobs) & (self.logprobs <= LOGPROB_TOLERANCE))
+        if wrong.any():
+            index = int(wrong.argmax())
+            raise RecordError(
+                f"logprobs[{index}] is {self.logprobs[index]}; a sampled token has a finite log-prob of at most 0"
+            )
+        _check_spans("prompt_spans", self.prompt_spans, prompt_count)
+        _check_spans("completion_spans", self.completion_spans, completion_count)
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise RecordError(f"temperature {self.temperature} is not a finite number of at least 0")
+        if self.routes is not None:
+            _check_routes(self.routes.experts, prompt_count + completion_count)
+
 
 class RolloutError(msgspec.Struct, frozen=True):
     """Why a rollout has no result: the exception's type name, its message and its traceback as text."""
@@ -82,6 +127,24 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, eq=False):
     timing: RolloutTiming = RolloutTiming(0.0)
     error: RolloutError | None = None
 
+    def validate(self) -> None:
+        """Checks the record and each of its exchanges.
+
+        Raises:
+            RecordError: the first invariant that does not hold, with the record's id and the exchange's index.
+        """
+        if not self.record_id or not self.group_id:
+            raise RecordError(f"record {self.record_id!r} of group {self.group_id!r}: both ids must be given")
+        if self.error is None and not math.isfinite(self.reward):
+            raise RecordError(
+                f"record {self.record_id}: reward {self.reward} is not finite; a rollout without one sets error"
+            )
+        for index, exchange in enumerate(self.exchanges):
+            try:
+                exchange.validate()
+            except RecordError as error:
+                raise RecordError(f"record {self.record_id}, exchange {index}: {error}") from error
+
 
 class TrajectoryRef(msgspec.Struct, frozen=True):
     """What the queue holds and the controller selects by: no tokens.
@@ -99,3 +162,87 @@ class TrajectoryRef(msgspec.Struct, frozen=True):
     min_version: int
     max_version: int
     ok: bool
+
+
+def branches(exchanges: Sequence[TokenRecord]) -> tuple[tuple[int, ...], ...]:
+    """Splits exchanges into chains of indices, ascending; each exchange is in one chain.
+
+    Inside a chain each prompt extends the prompt + completion before it. An exchange that extends no chain's last one
+    starts a chain: it is a branch of the conversation, or another conversation.
+    """
+    chains: list[list[int]] = []
+    for index, exchange in enumerate(exchanges):
+        for chain in reversed(chains):
+            if extends(exchange, exchanges[chain[-1]]):
+                chain.append(index)
+                break
+        else:
+            chains.append([index])
+    return tuple(map(tuple, chains))
+
+
+def extends(later: TokenRecord, earlier: TokenRecord) -> bool:
+    """Whether the later prompt begins with the earlier prompt + completion."""
+    prompt_count = len(earlier.prompt_ids)
+    count = prompt_count + len(earlier.completion_ids)
+    return (
+        len(later.prompt_ids) >= count
+        and np.array_equal(later.prompt_ids[prompt_count:count], earlier.completion_ids)
+        and np.array_equal(later.prompt_ids[:prompt_count], earlier.prompt_ids)
+    )
+
+
+def logical_token_count(exchanges: Sequence[TokenRecord]) -> int:
+    """The last prompt + completion of each branch, in tokens."""
+    lasts = (exchanges[chain[-1]] for chain in branches(exchanges))
+    return sum(len(last.prompt_ids) + len(last.completion_ids) for last in lasts)
+
+
+def trajectory_ref(record: TrajectoryRecord, owner: str, *, byte_count: int | None = None) -> TrajectoryRef:
+    """The reference that travels in place of ``record``.
+
+    Args:
+        record: a valid record.
+        owner: the process that keeps it.
+        byte_count: the size of its MessagePack when it is known; else the record is encoded to find it.
+
+    The versions are 0 for a record without completion tokens.
+    """
+    versions = [span.version for exchange in record.exchanges for span in exchange.completion_spans]
+    return TrajectoryRef(
+        record_id=record.record_id,
+        group_id=record.group_id,
+        owner=owner,
+        byte_count=len(encode(record)) if byte_count is None else byte_count,
+        token_count=logical_token_count(record.exchanges),
+        reward=record.reward if record.error is None else 0.0,
+        min_version=min(versions, default=0),
+        max_version=max(versions, default=0),
+        ok=record.error is None,
+    )
+
+
+def _check_array(name: str, array: np.ndarray, dtype: str) -> None:
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.name != dtype:
+        found = f"{array.dtype.name} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise RecordError(f"{name} must be a NumPy array {dtype} of one dimension, not {found}")
+
+
+def _check_spans(name: str, spans: tuple[VersionSpan, ...], count: int) -> None:
+    end = 0
+    for index, span in enumerate(spans):
+        if span.start != end or span.end <= span.start or span.version < 0:
+            raise RecordError(
+                f"{name}[{index}] is [{span.start}, {span.end}) of version {span.version}; it must begin at {end}, "
+                "hold at least one token and have a version of at least 0"
+            )
+        end = span.end
+    if end != count:
+        raise RecordError(f"{name} cover {end} of {count} tokens; spans must be complete")
+
+
+def _check_routes(experts: np.ndarray, count: int) -> None:
+    if experts.ndim != 3 or experts.dtype.name not in ("uint8", "uint16") or len(experts) != count:
+        raise RecordError(
+            f"routes must be uint8 or uint16 [{count}, layers, topk], not {experts.dtype.name} {experts.shape}"
+        )

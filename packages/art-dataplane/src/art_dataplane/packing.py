@@ -1,0 +1,201 @@
+"""Turns a selection of trajectories into one packed batch.
+
+Three steps: *fetch* the records from their owners, *plan* (pure: what goes where, so that the size is known), *write*
+straight into the shared-memory segment that the trainer maps.
+
+What always holds:
+
+- A row has at most ``packed_sequence_length`` physical tokens. A tree above that is split at branches.
+- Every completion token of every packed trajectory has exactly one loss entry, and nothing else has one. What its
+  source position can see in its row is exactly the prompt and completion before it, at positions 0, 1, 2 ...
+- A token that predicts nothing (the last of a sequence) is a target only; it is no physical token.
+- The weights of a batch sum to 1 (see :class:`LossWeightRule`), up to float32 rounding.
+- Failed records take part in nothing, and are counted.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from art_dataplane.advantages import AdvantageRule
+from art_dataplane.batch import PackedBatchRef, PackingCounts
+from art_dataplane.errors import DeadlineError, PackingError
+from art_dataplane.packing_plan import LossWeightRule, plan_packing
+from art_dataplane.queue import Selection
+from art_dataplane.records import TrajectoryRecord, TrajectoryRef
+from art_dataplane.shm import ShmSegmentStore
+from art_dataplane.store import RecordOwner, read_records
+
+
+class PackingRequest(msgspec.Struct, frozen=True):
+    """What to pack, and how.
+
+    Args:
+        selection: groups of references under a lease of the queue.
+        packed_sequence_length: physical tokens of a row, at most.
+        ticket: counts packing attempts.
+        policy_version: the version that the step with this batch starts from; no token may be of a later one.
+        advantage: see :class:`AdvantageRule`.
+        loss_weight: see :class:`LossWeightRule`.
+        holder: who gets the batch's lease.
+        lease_s: for how long.
+    """
+
+    selection: Selection
+    packed_sequence_length: int
+    ticket: int
+    policy_version: int
+    advantage: AdvantageRule = AdvantageRule()
+    loss_weight: LossWeightRule = LossWeightRule()
+    holder: str = "trainer"
+    lease_s: float = 600.0
+
+
+class PackingTiming(msgspec.Struct, frozen=True):
+    """Seconds of each step."""
+
+    fetch_s: float
+    plan_s: float
+    write_s: float
+
+
+class PackingResult(msgspec.Struct, frozen=True):
+    """``ref`` is None when there is nothing to train on: ``counts`` says why (no variance, failed, no targets)."""
+
+    ref: PackedBatchRef | None
+    counts: PackingCounts
+    timing: PackingTiming
+
+
+async def pack_selection(
+    request: PackingRequest,
+    owners: Mapping[str, RecordOwner],
+    segments: ShmSegmentStore,
+    deadline_s: float,
+    *,
+    owner: str,
+) -> PackingResult:
+    """Fetches a selection's records from their owners and packs them.
+
+    Args:
+        request: what to pack.
+        owners: by the name that references carry.
+        segments: where the batch goes; its process owns the batch and answers for its lease.
+        deadline_s: for the fetches.
+        owner: the name under which others reach the process of ``segments``.
+
+    Raises:
+        PackingError: an owner is unknown, did not send what was asked for, or the records cannot be packed as asked.
+        DeadlineError: not all records came in time.
+        StoreError, LeaseError, ShmError: from the owners, or when the batch finds no room.
+    """
+    started = time.monotonic()
+    groups = await fetch_groups(request.selection, owners, deadline_s)
+    return pack(groups, request, segments, owner=owner, fetch_s=time.monotonic() - started)
+
+
+async def fetch_groups(
+    selection: Selection, owners: Mapping[str, RecordOwner], deadline_s: float
+) -> list[list[TrajectoryRecord]]:
+    """Fetches the records of a selection, from all owners at once; the result has the selection's order.
+
+    Raises:
+        PackingError, DeadlineError, StoreError, LeaseError, ShmError: as :func:`pack_selection`.
+    """
+    by_owner: dict[str, list[TrajectoryRef]] = {}
+    for ref in selection.refs:
+        by_owner.setdefault(ref.owner, []).append(ref)
+    unknown = by_owner.keys() - owners.keys()
+    if unknown:
+        raise PackingError(f"no way to the owners {sorted(unknown)}; {len(owners)} owners are known")
+    tasks = [
+        asyncio.ensure_future(_fetch_from(owners[name], refs, selection, deadline_s))
+        for name, refs in by_owner.items()
+    ]
+    try:
+        async with asyncio.timeout(deadline_s):
+            fetched = await asyncio.gather(*tasks)
+    except TimeoutError as error:
+        late = [
+            name for name, task in zip(by_owner, tasks, strict=True) if not task.done() or task.cancelled()
+        ]
+        if not late:
+            raise
+        raise DeadlineError(f"no answer from the owners {late} within {deadline_s} s") from error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    records = {record.record_id: record for part in fetched for record in part}
+    return [[records[ref.record_id] for ref in group] for group in selection.groups]
+
+
+async def _fetch_from(
+    owner: RecordOwner, refs: list[TrajectoryRef], selection: Selection, deadline_s: float
+) -> list[TrajectoryRecord]:
+    records = read_records(await owner.fetch(refs, selection.lease, deadline_s))
+    sent = [(record.record_id, record.group_id, record.error is None) for record in records]
+    asked = [(ref.record_id, ref.group_id, ref.ok) for ref in refs]
+    if sent != asked:
+        wrong = next(
+            (pair for pair in zip(asked, sent, strict=False) if pair[0] != pair[1]), (len(asked), len(sent))
+        )
+        raise PackingError(f"owner {refs[0].owner} was asked for {wrong[0]} and sent {wrong[1]}")
+    return records
+
+
+def pack(
+    groups: Sequence[Sequence[TrajectoryRecord]],
+    request: PackingRequest,
+    segments: ShmSegmentStore,
+    *,
+    owner: str,
+    fetch_s: float = 0.0,
+) -> PackingResult:
+    """Packs records that are at hand into a new segment of ``segments``, leased to ``request.holder``.
+
+    Args:
+        groups: the records of the request's selection, in its order.
+        request: how to pack.
+        segments: where the batch goes.
+        owner: the name under which others reach the process of ``segments``.
+        fetch_s: goes into the timing.
+
+    Raises:
+        PackingError: a trajectory does not fit into a row, or the records contradict each other or the request.
+        ShmFullError: no room for the batch.
+    """
+    started = time.monotonic()
+    plan = plan_packing(
+        groups,
+        packed_sequence_length=request.packed_sequence_length,
+        policy_version=request.policy_version,
+        advantage=request.advantage,
+        loss_weight=request.loss_weight,
+    )
+    planned = time.monotonic()
+    if plan.counts.loss_entries == 0:
+        return PackingResult(None, plan.counts, PackingTiming(fetch_s, planned - started, 0.0))
+    with segments.reserve(plan.byte_count) as reservation:
+        plan.write(reservation.buffer)
+        location = reservation.commit()
+    ref = PackedBatchRef(
+        batch_id=f"batch-{request.ticket:08d}-{secrets.token_hex(4)}",
+        owner=owner,
+        lease=segments.grant(location, request.holder, request.lease_s),
+        tensors=plan.tensors,
+        byte_count=plan.byte_count,
+        location=location,
+        ticket=request.ticket,
+        packed_sequence_length=request.packed_sequence_length,
+        counts=plan.counts,
+        versions=plan.versions,
+        record_ids=plan.record_ids,
+        group_ids=plan.group_ids,
+        policy_version=request.policy_version,
+    )
+    timing = PackingTiming(fetch_s, planned - started, time.monotonic() - planned)
+    return PackingResult(ref, plan.counts, timing)

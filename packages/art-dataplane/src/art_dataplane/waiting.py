@@ -1,0 +1,73 @@
+"""Waiting for a condition with a deadline, on one event loop."""
+
+import asyncio
+import math
+from collections.abc import Callable
+
+from art_dataplane.errors import DeadlineError
+
+
+class Signal:
+    """Wakes those who wait for a condition whenever it may have become true.
+
+    What always holds: waiters are served in the order in which they came, so a large request is not overtaken for
+    ever by small ones; a cancelled waiter leaves nothing behind.
+    """
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def notify(self) -> None:
+        """Lets the first waiter look at its condition."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+            break
+
+    async def wait_until(
+        self,
+        condition: Callable[[], bool],
+        deadline_s: float,
+        *,
+        next_look_s: Callable[[], float | None] = lambda: None,
+    ) -> bool:
+        """Waits until it is this caller's turn and ``condition()`` is true.
+
+        Between its return and the caller's next await nothing else runs, so what was true still is.
+
+        Args:
+            condition: looked at when notified; may change state (expire leases).
+            deadline_s: seconds from now, not negative.
+            next_look_s: after how many seconds to look again without being notified; None for never.
+
+        Returns:
+            False when the deadline passed first.
+
+        Raises:
+            DeadlineError: the deadline is not a number of at least 0.
+        """
+        if not deadline_s >= 0 or math.isinf(deadline_s):
+            raise DeadlineError(f"a deadline of {deadline_s} s; give a finite number of seconds, at least 0")
+        if not self._waiters and condition():
+            return True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + deadline_s
+        ticket = loop.create_future()
+        self._waiters.append(ticket)
+        try:
+            while True:
+                first = self._waiters[0] is ticket
+                if first and condition():
+                    return True
+                left = deadline - loop.time()
+                if left <= 0:
+                    return False
+                again = next_look_s() if first else None
+                await asyncio.wait([ticket], timeout=left if again is None else min(left, again))
+                if ticket.done():
+                    fresh = loop.create_future()
+                    self._waiters[self._waiters.index(ticket)] = fresh
+                    ticket = fresh
+        finally:
+            self._waiters.remove(ticket)
+            self.notify()
