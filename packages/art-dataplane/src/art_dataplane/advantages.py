@@ -1,7 +1,7 @@
 """Group-relative advantages: how much better a rollout did than the others with the same task.
 
-Source: group-relative policy optimization (Shao et al. 2024, arXiv:2402.03300, section 4.1.2); without the division,
-Liu et al. 2025 (arXiv:2503.20783, section 3.2).
+Source: group-relative policy optimization (Shao et al. 2024, arXiv:2402.03300, section 4.1.2); without the
+division, Liu et al. 2025 (arXiv:2503.20783, section 3.2).
 """
 
 from typing import Literal, NamedTuple
@@ -17,12 +17,12 @@ class AdvantageRule(msgspec.Struct, frozen=True):
     """How rewards become advantages.
 
     Args:
-        scale: ``"std"`` gives ``(r - mean) / (std + epsilon)`` with the population's standard deviation over the
-            group, ``"none"`` gives ``r - mean``.
+        scale: ``"std"`` gives ``(r - mean) / (std + epsilon)`` with the population's standard deviation over
+            the group, ``"none"`` gives ``r - mean``.
         epsilon: added to the standard deviation.
         zero_variance: what becomes of groups whose rewards are all equal, and which therefore teach nothing:
-            ``"drop"`` leaves them out of the batch, ``"keep"`` packs them with an advantage of 0 (they then take part
-            in the normalization of the loss weights).
+            ``"drop"`` leaves them out of the batch, ``"keep"`` packs them with an advantage of 0 (they then
+            take part in the normalization of the loss weights).
     """
 
     scale: Literal["std", "none"] = "std"

@@ -1,7 +1,7 @@
 """NumPy arrays inside msgspec messages.
 
-Every message of this package is encoded and decoded here, so that an array is written the same way everywhere: as
-the triple ``(dtype string, shape, bytes)``. MessagePack carries the bytes raw, JSON as base64.
+Every message of this package is encoded and decoded here, so that an array is written the same way
+everywhere: as the triple ``(dtype string, shape, bytes)``. MessagePack carries the bytes raw, JSON as base64.
 """
 
 from typing import Any

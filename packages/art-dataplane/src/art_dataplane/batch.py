@@ -1,7 +1,7 @@
 """A packed batch and the reference that travels in its place.
 
-Tensors of a packed row, ``T`` physical tokens and ``L`` loss entries (rows are concatenated; ``row_offsets`` and
-``loss_row_offsets`` delimit them):
+Tensors of a packed row, ``T`` physical tokens and ``L`` loss entries (rows are concatenated; ``row_offsets``
+and ``loss_row_offsets`` delimit them):
 
 ===================  ========  =====================================================================
 token_ids            int32[T]
@@ -83,8 +83,8 @@ class PackingCounts(msgspec.Struct, frozen=True):
 class PackedBatchRef(msgspec.Struct, frozen=True):
     """Names one packed batch.
 
-    ``ticket`` counts packing attempts; ``versions`` are all policy versions that sampled a trained token, ascending;
-    ``policy_version`` is the one that the step starts from.
+    ``ticket`` counts packing attempts; ``versions`` are all policy versions that sampled a trained token,
+    ascending; ``policy_version`` is the one that the step starts from.
     """
 
     batch_id: str
@@ -103,7 +103,10 @@ class PackedBatchRef(msgspec.Struct, frozen=True):
 
 
 class BatchTensors(Mapping[str, np.ndarray]):
-    """The arrays of a batch by name; every access after the batch was closed raises :class:`BatchClosedError`."""
+    """The arrays of a batch by name.
+
+    Every access after the batch was closed raises :class:`BatchClosedError`.
+    """
 
     def __init__(self, arrays: dict[str, np.ndarray], batch_id: str) -> None:
         self._arrays: dict[str, np.ndarray] | None = arrays
@@ -133,9 +136,9 @@ class BatchTensors(Mapping[str, np.ndarray]):
 class PackedBatch:
     """A mapped batch: read-only NumPy views with the names and shapes of the module's table.
 
-    ``close()`` revokes the views and then unmaps. Every later access through the batch or its ``tensors`` raises
-    :class:`BatchClosedError`. An array that was taken out before the close stays valid memory: it keeps the mapping
-    alive until it is gone, so no access ever reaches unmapped memory.
+    ``close()`` revokes the views and then unmaps. Every later access through the batch or its ``tensors``
+    raises :class:`BatchClosedError`. An array that was taken out before the close stays valid memory: it
+    keeps the mapping alive until it is gone, so no access ever reaches unmapped memory.
     """
 
     def __init__(self, ref: PackedBatchRef, mapped: MappedBytes) -> None:
@@ -304,8 +307,8 @@ def _check_tensors(ref: PackedBatchRef, tensors: BatchTensors) -> None:
                 )
         elif len(array) != (loss_count if name.startswith("loss_") else token_count):
             raise BatchError(
-                f"batch {ref.batch_id}: {name} has {len(array)} entries; there are {token_count} physical tokens "
-                f"and {loss_count} loss entries"
+                f"batch {ref.batch_id}: {name} has {len(array)} entries; there are {token_count} physical "
+                f"tokens and {loss_count} loss entries"
             )
 
 

@@ -1,11 +1,11 @@
 """The right to use items until a deadline.
 
-A fence grows with every grant of a table, so with every grant of an item; whoever comes with a lower one than the
-owner has seen is refused. Two sides, two classes: :class:`LeaseTable` is the side that grants (queue, batches,
-snapshots), :class:`FenceGate` the side that is shown leases granted elsewhere (record owners).
+A fence grows with every grant of a table, so with every grant of an item; whoever comes with a lower one than
+the owner has seen is refused. Two sides, two classes: :class:`LeaseTable` is the side that grants (queue,
+batches, snapshots), :class:`FenceGate` the side that is shown leases granted elsewhere (record owners).
 
-What always holds: an item is under at most one lease; a lease that expired, was released or revoked never works
-again; deadlines are measured on the granting process's own clock.
+What always holds: an item is under at most one lease; a lease that expired, was released or revoked never
+works again; deadlines are measured on the granting process's own clock.
 """
 
 import enum
@@ -21,14 +21,17 @@ __all__ = ["FenceGate", "Lease", "LeaseError", "LeaseTable", "Outcome"]
 
 
 class Outcome(enum.Enum):
-    """What a released item becomes: ``CONSUMED`` is gone for good, ``DISCARDED`` may be taken again or dropped."""
+    """What a released item becomes.
+
+    ``CONSUMED`` is gone for good, ``DISCARDED`` may be taken again or dropped.
+    """
 
     CONSUMED = "consumed"
     DISCARDED = "discarded"
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Granted by an owner to ``holder`` for ``duration_s`` seconds, measured on the owner's monotonic clock."""
+    """Granted to ``holder`` for ``duration_s`` seconds, measured on the owner's monotonic clock."""
 
     lease_id: str
     fence: int
@@ -47,8 +50,8 @@ class LeaseTable:
 
     Args:
         clock: seconds, monotonic.
-        first_fence: the fence of the first grant; an owner that starts again after a loss of its state passes one
-            above all it may have granted before.
+        first_fence: the fence of the first grant; an owner that starts again after a loss of its state passes
+            one above all it may have granted before.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, first_fence: int = 1) -> None:
@@ -91,14 +94,15 @@ class LeaseTable:
         grant = self._grants.get(lease.lease_id)
         if grant is None or grant.lease.fence != lease.fence:
             raise LeaseError(
-                f"lease {lease.lease_id} of {lease.holder!r} with fence {lease.fence} is not in force: it was "
-                f"released, revoked, expired or never granted here (next fence {self._next_fence}); select again"
+                f"lease {lease.lease_id} of {lease.holder!r} with fence {lease.fence} is not in force: it "
+                f"was released, revoked, expired or never granted here (next fence {self._next_fence}); "
+                "select again"
             )
         late_s = self._clock() - grant.deadline
         if late_s >= 0:
             raise LeaseError(
-                f"lease {lease.lease_id} of {lease.holder!r} with fence {lease.fence} expired {late_s:.3f} s ago "
-                f"after {grant.lease.duration_s} s; select again with a longer lease"
+                f"lease {lease.lease_id} of {lease.holder!r} with fence {lease.fence} expired {late_s:.3f} "
+                f"s ago after {grant.lease.duration_s} s; select again with a longer lease"
             )
         return grant.items
 
@@ -133,7 +137,7 @@ class LeaseTable:
         return tuple((grant.lease, self._end(grant.lease.lease_id)) for grant in late)
 
     def lease_of(self, item: str) -> Lease | None:
-        """The lease that ``item`` is under, also one past its deadline that :meth:`expire` has not ended yet."""
+        """The lease that ``item`` is under, also one past its deadline that was not ended yet."""
         lease_id = self._holding.get(item)
         return None if lease_id is None else self._grants[lease_id].lease
 
@@ -171,8 +175,8 @@ class FenceGate:
             seen = self._highest.get(name, lease.fence)
             if lease.fence < seen:
                 raise LeaseError(
-                    f"{name!r}: fence {lease.fence} of {lease.holder!r} is stale, fence {seen} was granted since; "
-                    "discard what was done under the old lease"
+                    f"{name!r}: fence {lease.fence} of {lease.holder!r} is stale, fence {seen} was granted "
+                    "since; discard what was done under the old lease"
                 )
         self._highest.update(dict.fromkeys(names, lease.fence))
 

@@ -52,7 +52,10 @@ Location = InlineLocation | ShmLocation
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One tensor inside a location: ``dtype`` as a string (NumPy has no bfloat16), offsets in bytes from its start."""
+    """One tensor inside a location.
+
+    ``dtype`` as a string (NumPy has no bfloat16), offsets in bytes from its start.
+    """
 
     name: str
     dtype: str
@@ -97,12 +100,13 @@ def check_layout(specs: Iterable[TensorSpec], byte_count: int) -> None:
     """Checks specs that came from elsewhere against the bytes that they describe.
 
     Raises:
-        DataPlaneError: a tensor's size does not follow from its dtype and shape, or it reaches beyond the bytes.
+        DataPlaneError: a tensor's size does not follow from its dtype and shape, or it reaches beyond the
+            bytes.
     """
     for spec in specs:
         expected = tensor_byte_count(spec.dtype, spec.shape)
         if spec.byte_count != expected or spec.offset < 0 or spec.offset + spec.byte_count > byte_count:
             raise DataPlaneError(
-                f"tensor {spec.name!r} ({spec.dtype} {spec.shape}, {spec.byte_count} bytes at {spec.offset}) needs "
-                f"{expected} bytes inside the {byte_count} there are"
+                f"tensor {spec.name!r} ({spec.dtype} {spec.shape}, {spec.byte_count} bytes at "
+                f"{spec.offset}) needs {expected} bytes inside the {byte_count} there are"
             )

@@ -1,13 +1,13 @@
 """Turns a selection of trajectories into one packed batch.
 
-Three steps: *fetch* the records from their owners, *plan* (pure: what goes where, so that the size is known), *write*
-straight into the shared-memory segment that the trainer maps.
+Three steps: *fetch* the records from their owners, *plan* (pure: what goes where, so that the size is known),
+*write* straight into the shared-memory segment that the trainer maps.
 
 What always holds:
 
 - A row has at most ``packed_sequence_length`` physical tokens. A tree above that is split at branches.
-- Every completion token of every packed trajectory has exactly one loss entry, and nothing else has one. What its
-  source position can see in its row is exactly the prompt and completion before it, at positions 0, 1, 2 ...
+- Every completion token of every packed trajectory has exactly one loss entry, and nothing else has one. What
+  its source position can see in its row is exactly the prompt and completion before it, at positions from 0 on.
 - A token that predicts nothing (the last of a sequence) is a target only; it is no physical token.
 - The weights of a batch sum to 1 (see :class:`LossWeightRule`), up to float32 rounding.
 - Failed records take part in nothing, and are counted.
@@ -63,7 +63,10 @@ class PackingTiming(msgspec.Struct, frozen=True):
 
 
 class PackingResult(msgspec.Struct, frozen=True):
-    """``ref`` is None when there is nothing to train on: ``counts`` says why (no variance, failed, no targets)."""
+    """``ref`` is None when there is nothing to train on.
+
+    ``counts`` says why (no variance, failed, no targets).
+    """
 
     ref: PackedBatchRef | None
     counts: PackingCounts
@@ -88,7 +91,8 @@ async def pack_selection(
         owner: the name under which others reach the process of ``segments``.
 
     Raises:
-        PackingError: an owner is unknown, did not send what was asked for, or the records cannot be packed as asked.
+        PackingError: an owner is unknown, did not send what was asked for, or the records cannot be packed as
+            asked.
         DeadlineError: not all records came in time.
         StoreError, LeaseError, ShmError: from the owners, or when the batch finds no room.
     """
@@ -165,7 +169,8 @@ def pack(
         fetch_s: goes into the timing.
 
     Raises:
-        PackingError: a trajectory does not fit into a row, or the records contradict each other or the request.
+        PackingError: a trajectory does not fit into a row, or the records contradict each other or the
+            request.
         ShmFullError: no room for the batch.
     """
     started = time.monotonic()

@@ -1,8 +1,8 @@
 """Plans a packed batch and writes it: pure functions of the records, which know no process and no transport.
 
-The invariants are those of :mod:`art_dataplane.packing`. A *sequence* is what one branch of a trajectory asks to be
-computed: its tokens up to the last that predicts a target. A *unit* is a tree, or a part of one, that goes into a row
-as a whole.
+The invariants are those of :mod:`art_dataplane.packing`. A *sequence* is what one branch of a trajectory asks
+to be computed: its tokens up to the last that predicts a target. A *unit* is a tree, or a part of one, that
+goes into a row as a whole.
 """
 
 import bisect
@@ -28,19 +28,22 @@ from art_dataplane.records import TokenRecord, TrajectoryRecord, branches, logic
 
 
 class LossWeightRule(msgspec.Struct, frozen=True):
-    """How much each loss entry counts. The trainer sums ``weight * loss`` over all entries of all rows and ranks.
+    """How much each loss entry counts: the trainer sums ``weight * loss`` over all entries of the batch.
 
     Args:
-        normalize: ``"token_mean"`` gives each of the ``L`` entries of the batch ``1 / L``: long trajectories count
-            more. ``"trajectory_mean"`` gives each of the ``N`` packed trajectories ``1 / N``, shared equally among
-            its entries. Either way the sum is 1.
+        normalize: ``"token_mean"`` gives each of the ``L`` entries of the batch ``1 / L``: long trajectories
+            count more. ``"trajectory_mean"`` gives each of the ``N`` packed trajectories ``1 / N``, shared
+            equally among its entries. Either way the sum is 1.
     """
 
     normalize: Literal["token_mean", "trajectory_mean"] = "token_mean"
 
 
 class _Targets(NamedTuple):
-    """The completion of one exchange: loss entries at sources ``[first, first + len(completion))`` of a sequence."""
+    """The completion of one exchange.
+
+    Loss entries at sources ``[first, first + len(completion))`` of a sequence.
+    """
 
     record: int
     first: int
@@ -172,8 +175,9 @@ def plan_packing(
     """Decides what goes where. The plan refers to the records' arrays, it copies none of them.
 
     Raises:
-        PackingError: a trajectory does not fit into a row, a record is invalid, of another group, there twice, of a
-            version after ``policy_version`` or sampled at temperature 0, or only some records have routes.
+        PackingError: a trajectory does not fit into a row, a record is invalid, of another group, there
+            twice, of a version after ``policy_version`` or sampled at temperature 0, or only some records
+            have routes.
     """
     if packed_sequence_length <= 0:
         raise PackingError(
@@ -208,7 +212,8 @@ def _check_records(groups: Sequence[Sequence[TrajectoryRecord]], policy_version:
                 raise PackingError(str(error)) from error
             if record.group_id != group[0].group_id:
                 raise PackingError(
-                    f"record {record.record_id} of group {record.group_id} is among those of {group[0].group_id}"
+                    f"record {record.record_id} of group {record.group_id} is among those of "
+                    f"{group[0].group_id}"
                 )
             if record.record_id in seen:
                 raise PackingError(f"record {record.record_id} is there twice; it would be trained on twice")
@@ -221,14 +226,14 @@ def _check_trainable(record: TrajectoryRecord, policy_version: int) -> None:
     for index, exchange in enumerate(record.exchanges):
         if len(exchange.completion_ids) and exchange.temperature == 0:
             raise PackingError(
-                f"record {record.record_id}, exchange {index} was sampled at temperature 0, where log-probs say "
-                "nothing about the policy; sample with a temperature above 0"
+                f"record {record.record_id}, exchange {index} was sampled at temperature 0, where log-probs "
+                "say nothing about the policy; sample with a temperature above 0"
             )
         newest = max((span.version for span in exchange.completion_spans), default=0)
         if newest > policy_version:
             raise PackingError(
-                f"record {record.record_id}, exchange {index} has tokens of version {newest}, after the version "
-                f"{policy_version} that this step starts from"
+                f"record {record.record_id}, exchange {index} has tokens of version {newest}, after the "
+                f"version {policy_version} that this step starts from"
             )
 
 
@@ -277,8 +282,9 @@ def _plan_group(records: list[TrajectoryRecord], first: int, capacity: int) -> l
                 last = sequence.targets[-1].exchange
                 raise PackingError(
                     f"trajectory {record.record_id} of group {record.group_id} does not fit: prompt "
-                    f"{len(last.prompt_ids)} + completion {len(last.completion_ids)} tokens need {len(sequence.tokens)} "
-                    f"physical tokens, packed_sequence_length is {capacity}; raise it or bound the rollout's length"
+                    f"{len(last.prompt_ids)} + completion {len(last.completion_ids)} tokens need "
+                    f"{len(sequence.tokens)} physical tokens, packed_sequence_length is {capacity}; raise "
+                    "it or bound the rollout's length"
                 )
             sequences.append(sequence)
             owners.append(record.record_id)
@@ -311,7 +317,8 @@ def _routes_of(record: TrajectoryRecord, exchanges: list[TokenRecord], count: in
         return None
     if len(blocks) != len(exchanges) or len({(block.dtype, block.shape[1:]) for block in blocks}) != 1:
         raise PackingError(
-            f"record {record.record_id} has routes in {len(blocks)} of {len(exchanges)} exchanges, or of several shapes"
+            f"record {record.record_id} has routes in {len(blocks)} of {len(exchanges)} exchanges, or of "
+            "several shapes"
         )
     ends = [0, *(len(block) for block in blocks)]
     parts = [block[begin:] for block, begin in zip(blocks, ends, strict=False)]
@@ -364,7 +371,8 @@ def _routes_layout(rows: list[list[_Unit]]) -> tuple[str, tuple[int, ...]] | Non
     layouts = {(block.dtype.name, block.shape[1:]) for block in present}
     if len(present) != len(routes) or len(layouts) != 1:
         raise PackingError(
-            f"{len(present)} of {len(routes)} sequences have routes, of the layouts {sorted(layouts)}; all need the same"
+            f"{len(present)} of {len(routes)} sequences have routes, of the layouts {sorted(layouts)}; all "
+            "need the same"
         )
     return layouts.pop()
 
@@ -396,7 +404,7 @@ def _layout(
 def _write_sources(unit: _Unit, out: np.ndarray, end: int, base: int) -> int:
     """Writes the unit's loss sources from entry ``end`` on; returns the entry behind the last."""
     forest = unit.forest
-    # Depth-first indices of the current sequence's tokens; the prefix shared with the predecessor stays in place.
+    # Depth-first indices of the current sequence's tokens; what it shares with the predecessor stays in place.
     path = np.empty(int(forest.lengths.max()), np.int32)
     counting = np.arange(base, base + forest.size, dtype=np.int32)
     shared, lengths, starts = forest.shared.tolist(), forest.lengths.tolist(), forest.start.tolist()

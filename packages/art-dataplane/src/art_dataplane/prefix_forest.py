@@ -1,9 +1,9 @@
 """Merges equal prefixes of token sequences into trees, so that shared tokens are computed once.
 
-A forest is kept without nodes or pointers. The sequences are sorted by their tokens; in this order each sequence adds
-exactly the tokens behind the prefix it shares with its predecessor, and writing these down one sequence after the
-other *is* depth-first order. Three integers per sequence say everything: its length, the length of that shared prefix
-(``shared``), and where its first own token stands (``start``).
+A forest is kept without nodes or pointers. The sequences are sorted by their tokens; in this order each
+sequence adds exactly the tokens behind the prefix it shares with its predecessor, and writing these down one
+sequence after the other *is* depth-first order. Three integers per sequence say everything: its length, the
+length of that shared prefix (``shared``), and where its first own token stands (``start``).
 
 What always holds, for tokens in depth-first order:
 
@@ -21,8 +21,8 @@ import numpy as np
 class SortedSequences(NamedTuple):
     """Sequences in the order of their tokens.
 
-    ``order`` int64 ``[N]``: index of each among those given. ``lengths`` and ``shared`` int64 ``[N]``: tokens, and
-    tokens in common with the predecessor (0 for the first).
+    ``order`` int64 ``[N]``: index of each among those given. ``lengths`` and ``shared`` int64 ``[N]``:
+    tokens, and tokens in common with the predecessor (0 for the first).
     """
 
     sequences: list[np.ndarray]
@@ -77,7 +77,10 @@ def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
 
 
 def build_forest(parts: SortedSequences, begin: int, end: int) -> Forest:
-    """Lays out the sequences ``[begin, end)``; the first of them is written whole, its shared prefix repeated."""
+    """Lays out the sequences ``[begin, end)``.
+
+    The first of them is written whole, its shared prefix repeated.
+    """
     shared = parts.shared[begin:end].copy()
     shared[:1] = 0
     lengths = parts.lengths[begin:end]
@@ -105,9 +108,9 @@ def write_forest(
         own = slice(at, at + length - depth)
         token_ids[own] = sequence[depth:]
         position_ids[own] = _COUNTING.upto(length)[depth:]
-    # From the last sequence to the first: `later` holds the successors that still end somebody's subtrees, the
-    # nearest on top, with ever smaller shared prefixes below. A token of depth d ends at the nearest successor that
-    # shares at most d tokens.
+    # From the last sequence to the first: `later` holds the successors that still end somebody's subtrees,
+    # the nearest on top, with ever smaller shared prefixes below. A token of depth d ends at the nearest
+    # successor that shares at most d tokens.
     later = [(0, forest.size)]
     for depth, length, at in zip(reversed(shared), reversed(lengths), reversed(start), strict=True):
         top = length
@@ -131,8 +134,8 @@ def size_of_parts(parts: SortedSequences) -> int:
 def split_at_branches(parts: SortedSequences, capacity: int) -> list[tuple[int, int]]:
     """Cuts the sorted sequences into runs ``[begin, end)`` of at most ``capacity`` physical tokens each.
 
-    Each run repeats the prefix that its first sequence shares with the one before; the cuts are those with the fewest
-    repeated tokens together, then the fewest runs. Every sequence must fit by itself.
+    Each run repeats the prefix that its first sequence shares with the one before; the cuts are those with
+    the fewest repeated tokens together, then the fewest runs. Every sequence must fit by itself.
 
     Raises:
         ValueError: one does not.

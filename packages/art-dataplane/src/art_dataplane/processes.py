@@ -1,7 +1,7 @@
 """Which process owns something, named so that a reused process id is not mistaken for its owner.
 
-Linux only: identity is the process id, its start time in clock ticks since boot (``/proc/PID/stat``, field 22) and
-the PID namespace in which the id has its meaning.
+Linux only: identity is the process id, its start time in clock ticks since boot (``/proc/PID/stat``, field
+22) and the PID namespace in which the id has its meaning.
 """
 
 import os

@@ -4,11 +4,12 @@ What always holds:
 
 - Groups, records and bytes held (waiting and leased) never exceed the limits; a lower limit set by
   :meth:`TrajectoryQueue.resize` only stops puts until enough was consumed.
-- A group is waiting, under exactly one lease, or gone. It goes only when a lease in force is released as consumed.
+- A group is waiting, under exactly one lease, or gone. It goes only when a lease in force is released as
+  consumed.
 - A lease that expired gives its groups back at the place where they were; its release is then refused.
 
-So a group is trained on at most once if its lease is released as consumed before the training step, and if what
-a refused release stood for is thrown away. One event loop uses a queue.
+So a group is trained on at most once if its lease is released as consumed before the training step, and if
+what a refused release stood for is thrown away. One event loop uses a queue.
 """
 
 import time
@@ -100,8 +101,8 @@ class TrajectoryQueue:
 
     Args:
         limits: bounds on groups, records and bytes.
-        epoch: the number of this queue among those of a run that followed each other after a loss of state; record
-            owners refuse leases of earlier epochs.
+        epoch: the number of this queue among those of a run that followed each other after a loss of state;
+            record owners refuse leases of earlier epochs.
         clock: for leases; seconds, monotonic.
 
     Raises:
@@ -132,16 +133,17 @@ class TrajectoryQueue:
         """Adds one group, waiting for room.
 
         Raises:
-            QueueError: no refs, refs of several groups, a group or record that is here already, or a group that is
-                larger than the limits.
+            QueueError: no refs, refs of several groups, a group or record that is here already, or a group
+                that is larger than the limits.
             DeadlineError: there was no room within ``deadline_s`` seconds.
         """
         group = self._checked_group(refs)
         if not await self._room.wait_until(lambda: self._fits(group), deadline_s):
             raise DeadlineError(
-                f"group {group.group_id} ({len(group.refs)} records, {group.byte_count} bytes) found no room within "
-                f"{deadline_s} s: {len(self._groups)} groups, {len(self._record_ids)} records, {self._byte_count} "
-                f"bytes are held, {self._leased_count()} groups of them leased; limits {self._limits}"
+                f"group {group.group_id} ({len(group.refs)} records, {group.byte_count} bytes) found no "
+                f"room within {deadline_s} s: {len(self._groups)} groups, {len(self._record_ids)} records, "
+                f"{self._byte_count} bytes are held, {self._leased_count()} groups of them leased; limits "
+                f"{self._limits}"
             )
         self._check_new(group)
         group = msgspec.structs.replace(group, place=self._next_place)
@@ -164,8 +166,8 @@ class TrajectoryQueue:
     ) -> Selection:
         """Takes ``count`` groups under one lease as soon as there are so many.
 
-        When stale groups are waiting it returns at once with these alone, marked ``stale``: release them (consumed
-        to be rid of them), then select again.
+        When stale groups are waiting it returns at once with these alone, marked ``stale``: release them
+        (consumed to be rid of them), then select again.
 
         Raises:
             QueueError: ``count`` is not positive or above the limits, or ``lease_s`` is not positive.
@@ -173,8 +175,8 @@ class TrajectoryQueue:
         """
         if not 0 < count <= self._limits.groups or not lease_s > 0:
             raise QueueError(
-                f"cannot select {count} groups for {lease_s} s: from 1 to {self._limits.groups} groups, for longer "
-                "than 0 s"
+                f"cannot select {count} groups for {lease_s} s: from 1 to {self._limits.groups} groups, for "
+                "longer than 0 s"
             )
 
         def is_ready() -> bool:
@@ -197,13 +199,14 @@ class TrajectoryQueue:
         return self._take(ordered[:count], holder, lease_s, stale=False)
 
     def release(self, lease: Lease, outcome: Outcome) -> tuple[TrajectoryRef, ...]:
-        """Ends a lease. Consumed groups are gone (tell their owners to drop the records), discarded ones wait again.
+        """Ends a lease: consumed groups are gone (let their owners drop the records), discarded ones wait again.
 
         Returns:
             The references that the lease was on.
 
         Raises:
-            LeaseError: the lease expired, ended before, or is not of this queue; throw away what was made of it.
+            LeaseError: the lease expired, ended before, or is not of this queue; throw away what was made of
+                it.
         """
         self.expire()
         groups = [self._groups[name] for name in self._leases.release(lease)]
@@ -228,7 +231,10 @@ class TrajectoryQueue:
         return self._leases.renew(lease, lease_s)
 
     def expire(self) -> tuple[Lease, ...]:
-        """Gives back what is under leases past their deadline; returns these. Every other call does this as well."""
+        """Gives back what is under leases past their deadline; returns these.
+
+        Every other call does this as well.
+        """
         ended = self._leases.expire()
         self._expired += len(ended)
         for _, names in ended:
@@ -282,8 +288,8 @@ class TrajectoryQueue:
             raise QueueError(f"group {group.group_id} names a record twice among its {len(refs)}")
         if len(refs) > self._limits.records or group.byte_count > self._limits.byte_count:
             raise QueueError(
-                f"group {group.group_id} ({len(refs)} records, {group.byte_count} bytes) is larger than the whole "
-                f"queue: {self._limits}"
+                f"group {group.group_id} ({len(refs)} records, {group.byte_count} bytes) is larger than the "
+                f"whole queue: {self._limits}"
             )
         self._check_new(group)
         return group

@@ -1,7 +1,7 @@
 """What a trajectory is to a trainer: exchanges of token ids with the versions that computed them.
 
-Invariants, checked by :func:`TokenRecord.validate`: one log-prob per completion token; spans are sorted, adjacent and
-complete over the text they describe; token ids are never negative.
+Invariants, checked by :func:`TokenRecord.validate`: one log-prob per completion token; spans are sorted,
+adjacent and complete over the text they describe; token ids are never negative.
 """
 
 import math
@@ -37,12 +37,13 @@ class TokenRecord(msgspec.Struct, frozen=True, eq=False):
     Args:
         prompt_ids: int32 ``[P]``.
         completion_ids: int32 ``[C]``.
-        logprobs: float32 ``[C]``; natural logarithm, of the distribution sampled from with its temperature applied
-            and no truncation.
+        logprobs: float32 ``[C]``; natural logarithm, of the distribution sampled from with its temperature
+            applied and no truncation.
         prompt_spans: which version computed the keys and values of each prompt token.
         completion_spans: which version sampled each completion token.
         temperature: the sampling temperature; the trainer divides its logits by it.
-        truncated_sampling: top-k, top-p, min-p or penalties were used, so a ratio to ``logprobs`` is approximate.
+        truncated_sampling: top-k, top-p, min-p or penalties were used, so a ratio to ``logprobs`` is
+            approximate.
         adapter_generation: name of the durable generation of the adapter, when it came from one.
         finish_reason: as OpenAI's.
         routes: for MoE, when captured.
@@ -75,7 +76,8 @@ class TokenRecord(msgspec.Struct, frozen=True, eq=False):
             )
         if len(self.logprobs) != completion_count:
             raise RecordError(
-                f"{len(self.logprobs)} log-probs for {completion_count} completion tokens; there must be one each"
+                f"{len(self.logprobs)} log-probs for {completion_count} completion tokens; there must be "
+                "one each"
             )
         for name, ids in (("prompt_ids", self.prompt_ids), ("completion_ids", self.completion_ids)):
             if len(ids) and ids.min() < 0:
@@ -86,7 +88,8 @@ class TokenRecord(msgspec.Struct, frozen=True, eq=False):
         if wrong.any():
             index = int(wrong.argmax())
             raise RecordError(
-                f"logprobs[{index}] is {self.logprobs[index]}; a sampled token has a finite log-prob of at most 0"
+                f"logprobs[{index}] is {self.logprobs[index]}; a sampled token has a finite log-prob of at "
+                "most 0"
             )
         _check_spans("prompt_spans", self.prompt_spans, prompt_count)
         _check_spans("completion_spans", self.completion_spans, completion_count)
@@ -105,7 +108,10 @@ class RolloutError(msgspec.Struct, frozen=True):
 
 
 class RolloutTiming(msgspec.Struct, frozen=True):
-    """Durations in seconds, measured by the worker's monotonic clock; ``started_unix_s`` is for display only."""
+    """Durations in seconds, measured by the worker's monotonic clock.
+
+    ``started_unix_s`` is for display only.
+    """
 
     duration_s: float
     started_unix_s: float = 0.0
@@ -114,8 +120,8 @@ class RolloutTiming(msgspec.Struct, frozen=True):
 class TrajectoryRecord(msgspec.Struct, frozen=True, eq=False):
     """One finished rollout.
 
-    Each next exchange's prompt extends the last prompt + completion, or starts a branch. With ``error`` set the
-    rollout failed: it has no reward and is never trained on.
+    Each next exchange's prompt extends the last prompt + completion, or starts a branch. With ``error`` set
+    the rollout failed: it has no reward and is never trained on.
     """
 
     record_id: str
@@ -131,13 +137,15 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, eq=False):
         """Checks the record and each of its exchanges.
 
         Raises:
-            RecordError: the first invariant that does not hold, with the record's id and the exchange's index.
+            RecordError: the first invariant that does not hold, with the record's id and the exchange's
+                index.
         """
         if not self.record_id or not self.group_id:
             raise RecordError(f"record {self.record_id!r} of group {self.group_id!r}: both ids must be given")
         if self.error is None and not math.isfinite(self.reward):
             raise RecordError(
-                f"record {self.record_id}: reward {self.reward} is not finite; a rollout without one sets error"
+                f"record {self.record_id}: reward {self.reward} is not finite; a rollout without one sets "
+                "error"
             )
         for index, exchange in enumerate(self.exchanges):
             try:
@@ -149,8 +157,9 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, eq=False):
 class TrajectoryRef(msgspec.Struct, frozen=True):
     """What the queue holds and the controller selects by: no tokens.
 
-    ``owner`` names the process that holds the record; ``byte_count`` is the size of its MessagePack; ``token_count``
-    counts logical tokens (the last prompt + completion of each branch); versions are those of completion tokens.
+    ``owner`` names the process that holds the record; ``byte_count`` is the size of its MessagePack;
+    ``token_count`` counts logical tokens (the last prompt + completion of each branch); versions are those of
+    completion tokens.
     """
 
     record_id: str
@@ -167,8 +176,8 @@ class TrajectoryRef(msgspec.Struct, frozen=True):
 def branches(exchanges: Sequence[TokenRecord]) -> tuple[tuple[int, ...], ...]:
     """Splits exchanges into chains of indices, ascending; each exchange is in one chain.
 
-    Inside a chain each prompt extends the prompt + completion before it. An exchange that extends no chain's last one
-    starts a chain: it is a branch of the conversation, or another conversation.
+    Inside a chain each prompt extends the prompt + completion before it. An exchange that extends no chain's
+    last one starts a chain: it is a branch of the conversation, or another conversation.
     """
     chains: list[list[int]] = []
     for index, exchange in enumerate(exchanges):
@@ -233,8 +242,8 @@ def _check_spans(name: str, spans: tuple[VersionSpan, ...], count: int) -> None:
     for index, span in enumerate(spans):
         if span.start != end or span.end <= span.start or span.version < 0:
             raise RecordError(
-                f"{name}[{index}] is [{span.start}, {span.end}) of version {span.version}; it must begin at {end}, "
-                "hold at least one token and have a version of at least 0"
+                f"{name}[{index}] is [{span.start}, {span.end}) of version {span.version}; it must begin at "
+                f"{end}, hold at least one token and have a version of at least 0"
             )
         end = span.end
     if end != count:
@@ -244,5 +253,6 @@ def _check_spans(name: str, spans: tuple[VersionSpan, ...], count: int) -> None:
 def _check_routes(experts: np.ndarray, count: int) -> None:
     if experts.ndim != 3 or experts.dtype.name not in ("uint8", "uint16") or len(experts) != count:
         raise RecordError(
-            f"routes must be uint8 or uint16 [{count}, layers, topk], not {experts.dtype.name} {experts.shape}"
+            f"routes must be uint8 or uint16 [{count}, layers, topk], not {experts.dtype.name} "
+            f"{experts.shape}"
         )

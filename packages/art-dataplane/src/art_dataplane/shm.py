@@ -1,13 +1,14 @@
 """Bulk bytes in POSIX shared memory: the one place that creates, maps and removes segments. Linux only.
 
-A segment is a file in ``/dev/shm`` named ``art-RUN-PID-START.NAMESPACE-SEQUENCE``: the name says which run it belongs
-to and which process owns it, so that any other process can tell an orphan from a segment in use (see :func:`sweep`).
+A segment is a file in ``/dev/shm`` named ``art-RUN-PID-START.NAMESPACE-SEQUENCE``: the name says which run it
+belongs to and which process owns it, so that any other process can tell an orphan from a segment in use (see
+:func:`sweep`).
 
 What always holds:
 
 - Its pages are allocated before the first byte is written, so a write never ends in SIGBUS.
-- A location exists only for committed bytes, and committed bytes never change. A mapping stays valid after the owner
-  dropped the segment; the memory goes when the last mapping goes.
+- A location exists only for committed bytes, and committed bytes never change. A mapping stays valid after
+  the owner dropped the segment; the memory goes when the last mapping goes.
 - The bytes of all segments of a store, spare ones included, never exceed its capacity.
 - Only the owner removes a segment while it lives. No resource tracker takes part.
 """
@@ -43,8 +44,8 @@ _sequence = itertools.count()
 class MappedBytes:
     """A read-only view of a location's bytes. Close it, or use it in a ``with`` statement.
 
-    After ``close()`` the view here is revoked. Memory that others still see through views taken before stays mapped
-    until the last of these is gone, so nobody ever reads unmapped memory.
+    After ``close()`` the view here is revoked. Memory that others still see through views taken before stays
+    mapped until the last of these is gone, so nobody ever reads unmapped memory.
     """
 
     def __init__(self, view: memoryview, mapping: mmap.mmap | None) -> None:
@@ -63,7 +64,10 @@ class MappedBytes:
         return self._view
 
     def close(self) -> bool:
-        """Revokes the view and unmaps; returns False when views taken before keep the memory mapped for now."""
+        """Revokes the view and unmaps.
+
+        Returns False when views taken before keep the memory mapped for now.
+        """
         view, mapping, self._view, self._mapping = self._view, self._mapping, None, None
         if view is None:
             return True
@@ -117,7 +121,10 @@ def map_location(location: Location) -> MappedBytes:
 
 
 class Reservation:
-    """A segment that is being written. ``commit()`` it or ``abort()`` it; a ``with`` statement aborts what is open."""
+    """A segment that is being written. ``commit()`` it or ``abort()`` it.
+
+    A ``with`` statement aborts what is open.
+    """
 
     def __init__(self, store: "ShmSegmentStore", name: str, byte_count: int, mapping: mmap.mmap) -> None:
         self._store = store
@@ -185,7 +192,10 @@ class _Segment(msgspec.Struct):
 
 
 class ShmStats(msgspec.Struct, frozen=True):
-    """What a store holds: segments and bytes in use (reserved or committed), spare bytes, leases, the bound."""
+    """What a store holds.
+
+    Segments and bytes in use (reserved or committed), spare bytes, leases, the bound.
+    """
 
     segment_count: int
     used_bytes: int
@@ -200,8 +210,8 @@ class ShmSegmentStore:
     Args:
         run_id: letters, digits, ``_``, ``.`` and ``-``; every segment of the run starts with ``art-RUN-``.
         capacity_bytes: bound on all bytes of this store, counted in whole pages.
-        recycle_bytes: at most so many bytes of finished segments are kept and used again, which saves the kernel
-            clearing new pages.
+        recycle_bytes: at most so many bytes of finished segments are kept and used again, which saves the
+            kernel clearing new pages.
         clock: for leases; seconds, monotonic.
 
     Raises:
@@ -316,7 +326,10 @@ class ShmSegmentStore:
                 self._forget(location.name, reusable=True)
 
     def reclaim(self, fence: int) -> tuple[ShmLocation, ...]:
-        """Drops every segment leased with a fence up to ``fence``; their leases are void. Returns what was dropped."""
+        """Drops every segment leased with a fence up to ``fence``; their leases are void.
+
+        Returns what was dropped.
+        """
         with self._lock:
             names = [name for lease, items in self._leases.leases() if lease.fence <= fence for name in items]
             return self._reclaim(names)

@@ -1,7 +1,7 @@
 """An immutable adapter in memory, described by a manifest that no transport is part of.
 
-Tensor names are PEFT's (``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``); bytes are row-major and
-little-endian; ``digest`` is BLAKE2b-256 (hex) over the tensors' bytes in manifest order.
+Tensor names are PEFT's (``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``); bytes are
+row-major and little-endian; ``digest`` is BLAKE2b-256 (hex) over the tensors' bytes in manifest order.
 """
 
 import hashlib
@@ -83,8 +83,8 @@ class SnapshotTensor(NamedTuple):
 class MappedSnapshot(Mapping[str, SnapshotTensor]):
     """The tensors of a snapshot by name. Close it, or use it in a ``with`` statement.
 
-    After ``close()`` every access raises :class:`SnapshotError`; memory that arrays made from ``data`` still see stays
-    mapped until they are gone.
+    After ``close()`` every access raises :class:`SnapshotError`; memory that arrays made from ``data`` still
+    see stays mapped until they are gone.
     """
 
     def __init__(self, manifest: SnapshotManifest, mapped: MappedBytes) -> None:
@@ -121,7 +121,10 @@ class MappedSnapshot(Mapping[str, SnapshotTensor]):
         return len(self._open())
 
     def close(self) -> bool:
-        """Revokes the tensors and unmaps; returns False when views taken before keep the memory mapped for now."""
+        """Revokes the tensors and unmaps.
+
+        Returns False when views taken before keep the memory mapped for now.
+        """
         self._tensors = None
         return self._mapped.close()
 
@@ -155,8 +158,8 @@ def write_manifest(
         generation: name of the durable generation, when there is one.
 
     Raises:
-        SnapshotError: no tensors, a name twice, a size that is not dtype times shape, or a ``peft_config`` that is no
-            JSON object.
+        SnapshotError: no tensors, a name twice, a size that is not dtype times shape, or a ``peft_config``
+            that is no JSON object.
         ShmFullError: no room.
     """
     ordered = sorted((NamedTensor(*tensor) for tensor in tensors), key=lambda tensor: tensor.name)
@@ -177,7 +180,8 @@ def write_manifest(
             data = _bytes_of(tensor)
             if data.nbytes != spec.byte_count:
                 raise SnapshotError(
-                    f"tensor {spec.name} has {data.nbytes} bytes; {spec.dtype} {spec.shape} needs {spec.byte_count}"
+                    f"tensor {spec.name} has {data.nbytes} bytes; {spec.dtype} {spec.shape} needs "
+                    f"{spec.byte_count}"
                 )
             reservation.buffer[spec.offset : spec.offset + spec.byte_count] = data
             digest.update(data)

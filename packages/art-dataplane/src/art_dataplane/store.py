@@ -1,7 +1,7 @@
 """Records that stay with the process that made them.
 
-What always holds: the records and bytes held never exceed the bounds; a record is encoded once, when it is put, and
-never changes; whoever comes with a lower fence than was seen for a record gets nothing.
+What always holds: the records and bytes held never exceed the bounds; a record is encoded once, when it is
+put, and never changes; whoever comes with a lower fence than was seen for a record gets nothing.
 
 One event loop uses a store; the synchronous methods may be called from it between awaits.
 """
@@ -120,12 +120,13 @@ class TrajectoryStore:
     async def fetch(self, refs: Sequence[TrajectoryRef], lease: Lease, deadline_s: float) -> Location:
         """Where the records' MessagePack is; read it with :func:`read_records`.
 
-        Below :data:`INLINE_LIMIT` bytes they are inline, else in a segment that lives until all its records are
-        dropped or one is fetched under a higher fence. Asking again under the same fence gives the same segment.
+        Below :data:`INLINE_LIMIT` bytes they are inline, else in a segment that lives until all its records
+        are dropped or one is fetched under a higher fence. Asking again under the same fence gives the same
+        segment.
 
         Raises:
-            StoreError: no refs, one of another owner, a record that is not held, or bytes for which there are no
-                segments.
+            StoreError: no refs, one of another owner, a record that is not held, or bytes for which there are
+                no segments.
             LeaseError: a higher fence was seen for one of the records.
             ShmFullError: no room for the segment.
             DeadlineError: ``deadline_s`` is not positive.
@@ -142,8 +143,8 @@ class TrajectoryStore:
             return InlineLocation(b"".join((_array_header(len(parts)), *parts)))
         if self._segments is None:
             raise StoreError(
-                f"store {self._owner}: {byte_count} bytes exceed the {INLINE_LIMIT} that travel inline, and this "
-                "store was made without segments; pass a ShmSegmentStore"
+                f"store {self._owner}: {byte_count} bytes exceed the {INLINE_LIMIT} that travel inline, and "
+                "this store was made without segments; pass a ShmSegmentStore"
             )
         known = self._fetched.get(ids)
         if known is None:
@@ -178,8 +179,9 @@ class TrajectoryStore:
 
     def _full(self, record_id: str, byte_count: int) -> StoreFullError:
         return StoreFullError(
-            f"record {record_id} of {byte_count} bytes does not fit into store {self._owner}: {len(self._encoded)} "
-            f"of {self._max_records} records, {self._byte_count} of {self._max_bytes} bytes are held"
+            f"record {record_id} of {byte_count} bytes does not fit into store {self._owner}: "
+            f"{len(self._encoded)} of {self._max_records} records, {self._byte_count} of {self._max_bytes} "
+            "bytes are held"
         )
 
     def _insert(self, record: TrajectoryRecord, encoded: bytes) -> TrajectoryRef:
@@ -202,8 +204,8 @@ class TrajectoryStore:
         missing = [ref.record_id for ref in refs if ref.record_id not in self._encoded]
         if missing:
             raise StoreError(
-                f"store {self._owner} does not hold {len(missing)} of {len(refs)} records, the first {missing[0]}: "
-                "dropped, or never put here"
+                f"store {self._owner} does not hold {len(missing)} of {len(refs)} records, the first "
+                f"{missing[0]}: dropped, or never put here"
             )
 
     def _drop_fetched_below(self, ids: Iterable[str], fence: int) -> None:

@@ -10,8 +10,8 @@ from art_dataplane.errors import DeadlineError
 class Signal:
     """Wakes those who wait for a condition whenever it may have become true.
 
-    What always holds: waiters are served in the order in which they came, so a large request is not overtaken for
-    ever by small ones; a cancelled waiter leaves nothing behind.
+    What always holds: waiters are served in the order in which they came, so a large request is not overtaken
+    for ever by small ones; a cancelled waiter leaves nothing behind.
     """
 
     def __init__(self) -> None:
