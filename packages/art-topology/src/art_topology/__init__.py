@@ -25,6 +25,7 @@ from art_topology.compiled import (
 )
 from art_topology.compiler import compile_topology
 from art_topology.diagnostics import RULES, Diagnostic, TopologyError
+from art_topology.files import TopologySpec, load_topology, parse_topology, topology_schema
 from art_topology.local import homogeneous_cluster, local_cluster
 from art_topology.ports import Listener, listeners
 from art_topology.ranks import GROUP_FAMILIES, GroupFamily, RankCoordinate, RankGroup, RankLayout
@@ -63,6 +64,7 @@ __all__ = [
     "RuntimeTopology",
     "SpecError",
     "TopologyError",
+    "TopologySpec",
     "TrainerHost",
     "TrainerMeshSpec",
     "TrainerRank",
@@ -71,5 +73,8 @@ __all__ = [
     "compile_topology",
     "homogeneous_cluster",
     "listeners",
+    "load_topology",
     "local_cluster",
+    "parse_topology",
+    "topology_schema",
 ]

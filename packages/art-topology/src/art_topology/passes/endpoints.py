@@ -80,6 +80,7 @@ def check_endpoints(
 ) -> None:
     """Checks every endpoint by itself, then the ports of each host against each other."""
     listeners: dict[tuple[str, int], tuple[str, str]] = {}
+    reserved = {(host.host_id, port) for host in table.cluster.hosts for port in host.reserved_ports}
     for i, host in enumerate(table.cluster.hosts):
         for k, port in enumerate(host.reserved_ports):
             path = f"cluster.hosts[{i}].reserved_ports[{k}]"
@@ -87,9 +88,12 @@ def check_endpoints(
     for role in endpoint_roles(table, trainer, services):
         if not _is_reachable(role, table, findings):
             continue
-        if role.host_id in table.indices and role.host_id is not None and role.endpoint.port:
-            path = f"{role.path}.port"
-            _claim_port(role.host_id, role.endpoint.port, path, role.purpose, listeners, findings)
+        port = role.endpoint.port
+        if role.host_id is None or role.host_id not in table.indices or port == 0:
+            continue
+        # A port that is reserved may well be reserved for what others run there.
+        if role.is_ours or (role.host_id, port) not in reserved:
+            _claim_port(role.host_id, port, f"{role.path}.port", role.purpose, listeners, findings)
 
 
 def _is_reachable(role: Role, table: HostTable, findings: Findings) -> bool:

@@ -151,11 +151,9 @@ def _check_cpu_slots(table: HostTable, workloads: Sequence[Workload], findings: 
             host_id = part.placement.host_id
             wanted[host_id] = wanted.get(host_id, 0) + part.placement.slots
             paths.setdefault(host_id, []).append(f"{part.path}.slots")
-    exceeded = False
     for host_id, slots in wanted.items():
         host = table.get(host_id)
         if host is not None and slots > host.cpu_slots:
-            exceeded = True
             findings.error(
                 "ART-T204",
                 f"cluster.hosts[{table.indices[host_id]}].cpu_slots",
@@ -164,7 +162,7 @@ def _check_cpu_slots(table: HostTable, workloads: Sequence[Workload], findings: 
                 paths[host_id],
             )
     offered = sum(host.cpu_slots for host in table.cluster.hosts)
-    if workloads and not exceeded and sum(wanted.values()) == offered:
+    if workloads and not findings.has_errors and sum(wanted.values()) == offered:
         findings.warning(
             "ART-T206",
             "cluster.hosts",
