@@ -40,8 +40,9 @@ def checked(items: Iterable[Any]) -> MessagesAndChoices:
             result.append(Choice.model_validate(dict(item)))
         else:
             raise ValueError(
-                f"messages_and_choices[{index}] is {type(item).__name__}: {str(item)[:80]!r}; expected a "
-                "message (a dict with 'role') or an openai Choice. For a whole ChatCompletion pass its choices[0]"
+                f"messages_and_choices[{index}] is {type(item).__name__}: {str(item)[:80]!r}; "
+                "expected a message (a dict with 'role') or an openai Choice. "
+                "For a whole ChatCompletion pass its choices[0]"
             )
     return result
 

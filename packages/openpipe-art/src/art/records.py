@@ -35,7 +35,7 @@ def token_record(choice: Choice) -> TokenRecord:
     text = (choice.model_extra or {}).get(CHOICE_FIELD)
     if text is None:
         raise RecordError(
-            f"a choice has no field {CHOICE_FIELD!r} and so no token ids: it did not come from ART's server, or "
+            f"a choice has no field {CHOICE_FIELD!r} and so no token ids: not one of ART's server, or "
             "was rebuilt from text. Take it from model.openai_client() and keep the Choice object itself; "
             f"it says {str(choice.message.content)[:60]!r}"
         )

@@ -1,0 +1,25 @@
+"""The start of an actor's process: ties it to its host's worker process, then becomes a Monarch process.
+
+Run as ``python -m art.distributed.actor_process NAME``; the name is for ``ps``. What always holds: when the
+worker process ends, in whatever way, the kernel ends this one.
+"""
+
+import os
+import runpy
+
+from art.distributed.processes import PARENT_VARIABLE, end_with_parent
+
+CPUS_VARIABLE = "ART_ACTOR_CPUS"
+
+
+def main() -> None:
+    """Prepares the process and hands it to Monarch."""
+    end_with_parent(int(os.environ[PARENT_VARIABLE]))
+    cpus = os.environ.get(CPUS_VARIABLE)
+    if cpus:
+        os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+    runpy.run_module("monarch._src.actor.bootstrap_main", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The process that cleans up when a run's controller ends without closing.
+
+It is started first, in a session of its own, and watches the controller by pidfd. The controller writes one
+byte to its standard input when it has closed in order; then nothing is left to do. Run as
+``python -m art.distributed.custodian STATE_DIR RUN_ID``.
+"""
+
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+from art.distributed.cleanup import clean_up
+from art.distributed.processes import exit_cause, exit_status, open_process
+from art.distributed.registry import Registry, RunEntry
+
+READY = b"r"
+CLOSED = b"c"
+GRACE_S = 1.0
+DEADLINE_S = 10.0
+
+
+def watch(controller_fd: int, commands_fd: int) -> bool:
+    """Waits for the controller's end; ``True`` if it said before that it has closed in order."""
+    poller = select.poll()
+    poller.register(controller_fd, select.POLLIN)
+    poller.register(commands_fd, select.POLLIN)
+    while True:
+        for fd, _ in poller.poll():
+            if fd == commands_fd:
+                data = os.read(commands_fd, 16)
+                if CLOSED in data:
+                    return True
+                if not data:
+                    poller.unregister(commands_fd)
+            elif not select.select([commands_fd], [], [], 0)[0]:
+                return False
+            else:
+                return CLOSED in os.read(commands_fd, 16)
+
+
+def _cause(controller_fd: int | None) -> str:
+    if controller_fd is None:
+        return "its controller was gone before it was watched"
+    select.select([controller_fd], [], [], 1.0)
+    status = exit_status(controller_fd)
+    return "its controller is gone" if status is None else f"its controller {exit_cause(status)}"
+
+
+def main(state_dir: str, run_id: str) -> int:
+    """Watches one run to its end."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    registry = Registry(Path(state_dir))
+    entry = _entry(registry, run_id)
+    controller_fd = open_process(entry.controller)
+    os.write(sys.stdout.fileno(), READY)
+    os.close(sys.stdout.fileno())
+    if controller_fd is not None and watch(controller_fd, sys.stdin.fileno()):
+        return 0
+    clean_up(
+        registry,
+        entry,
+        cause=_cause(controller_fd),
+        swept_by="custodian",
+        grace_s=GRACE_S,
+        deadline_s=DEADLINE_S,
+    )
+    return 0
+
+
+def _entry(registry: Registry, run_id: str) -> RunEntry:
+    for entry in registry.runs():
+        if entry.run_id == run_id:
+            return entry
+    raise SystemExit(f"art custodian: no run {run_id} in {registry.folder}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

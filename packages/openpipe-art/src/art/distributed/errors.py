@@ -1,0 +1,73 @@
+"""The errors of the runtime. Each names the part it is about and what to do next."""
+
+from art.errors import ArtError
+
+
+class RuntimeFailure(ArtError):  # noqa: N818 - the base of what goes wrong while a runtime lives
+    """Base of the runtime's errors."""
+
+
+class StartupError(RuntimeFailure):
+    """A part of the runtime did not come up."""
+
+
+class CallableError(RuntimeFailure):
+    """A function cannot be referenced by import path, or is another one in the worker."""
+
+
+class ProgramError(ArtError):
+    """A program reference given to ``art-monarch`` cannot be used."""
+
+
+class ActorDied(RuntimeFailure):
+    """The process of an actor ended.
+
+    Args:
+        role: which one, with its process id, for example ``rollout worker 3 (pid 123)``.
+        cause: why, for example ``killed by SIGKILL``.
+    """
+
+    def __init__(self, role: str, cause: str) -> None:
+        self.role = role
+        self.cause = cause
+        super().__init__(role, cause)
+
+    def __str__(self) -> str:
+        return f"{self.role} died: {self.cause}"
+
+
+class ActorTimeout(RuntimeFailure, TimeoutError):  # noqa: N818 - a TimeoutError
+    """An actor did not answer within the deadline; the call was cancelled there."""
+
+
+class RemoteError(RuntimeFailure):
+    """A method of an actor raised; the actor lives on.
+
+    Args:
+        role: which actor.
+        method: which method.
+        kind: the exception's type, ``module.Type``.
+        message: its text.
+        traceback_text: its formatted traceback.
+    """
+
+    def __init__(self, role: str, method: str, kind: str, message: str, traceback_text: str) -> None:
+        self.role = role
+        self.method = method
+        self.kind = kind
+        self.message = message
+        self.traceback_text = traceback_text
+        super().__init__(role, method, kind, message, traceback_text)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.role}: {self.method}() raised {self.kind}: {self.message}\n{self.traceback_text.rstrip()}"
+        )
+
+
+class CloseError(RuntimeFailure, ExceptionGroup[Exception]):
+    """Closing went on to its end; these parts failed on the way."""
+
+    def derive(self, excs: object) -> "CloseError":
+        """Keeps the type when the group is split."""
+        return CloseError(self.message, excs)  # type: ignore[arg-type]

@@ -1,0 +1,200 @@
+"""The hosts of a run as the controller reaches them: one Monarch host mesh for each.
+
+Invariant: one host mesh per host, never one over several, so that the loss of one host leaves the others
+    usable.
+"""
+
+import asyncio
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from art.distributed import monarch_setup
+from art.distributed.errors import CloseError, StartupError
+from art.distributed.processes import exit_cause, spawner
+from art.distributed.run import Announce, Run, announce_on_stderr
+
+LOOPBACK = "127.0.0.1"
+_SHUTDOWN_S = 3.0
+
+
+class HostConnection:
+    """One host's worker, attached.
+
+    Args:
+        index: its place among the hosts.
+        address: ``tcp://HOST:PORT`` of its worker loop.
+        mesh: Monarch's host mesh over this host alone.
+        process: the worker's process when this process owns it.
+    """
+
+    def __init__(self, index: int, address: str, mesh: Any, process: subprocess.Popen[bytes] | None) -> None:
+        self.index = index
+        self.address = address
+        self.mesh = mesh
+        self.process = process
+
+    async def close(self, deadline_s: float) -> None:
+        """Shuts the host mesh down and, where owned, ends the worker's process.
+
+        Raises:
+            TimeoutError: Monarch did not answer in time; an owned worker is killed all the same.
+        """
+        shutdown = self.mesh.shutdown().as_asyncio()
+        try:
+            await asyncio.wait_for(shutdown, deadline_s)
+        except TimeoutError:
+            raise TimeoutError(
+                f"worker {self.address} did not shut down within {deadline_s:g} s; it was killed"
+            ) from None
+        finally:
+            if self.process is not None:
+                await asyncio.to_thread(_end, self.process, 1.0)
+
+
+class HostMeshes:
+    """All hosts of one run, with the run itself; the object behind ``ArtLaunchContext.host_mesh``."""
+
+    def __init__(self, run: Run, hosts: Sequence[HostConnection], python_path: tuple[str, ...] = ()) -> None:
+        self.run = run
+        self.hosts = tuple(hosts)
+        self.python_path = python_path
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def worker_ports(self) -> tuple[int, ...]:
+        """The port of each host's worker loop."""
+        return tuple(int(host.address.rpartition(":")[2]) for host in self.hosts)
+
+    @classmethod
+    async def start_local(
+        cls,
+        *,
+        port: int = 0,
+        python_path: Sequence[str | Path] = (),
+        startup_timeout_s: float = 90.0,
+        announce: Announce = announce_on_stderr,
+    ) -> "HostMeshes":
+        """Starts a run on this machine: its custodian, then one worker on loopback, and attaches to it.
+
+        Raises:
+            StartupError: a part did not come up; nothing is left behind.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + startup_timeout_s
+        monarch_setup.prepare(f"tcp://{LOOPBACK}:0")
+        run = await asyncio.to_thread(Run.start, announce=announce)
+        paths = tuple(str(path) for path in python_path)
+        try:
+            process, address = await asyncio.to_thread(
+                _start_worker, run, port, paths, max(end - loop.time(), 1.0)
+            )
+            try:
+                mesh = await _attach(address, run.run_id, 0, max(end - loop.time(), 1.0), process)
+            except BaseException:
+                _end(process, 0.0)
+                raise
+        except BaseException:
+            await asyncio.to_thread(run.close)
+            raise
+        return cls(run, [HostConnection(0, address, mesh, process)], paths)
+
+    async def close(self, deadline_s: float = _SHUTDOWN_S) -> None:
+        """Shuts all hosts down together, then closes the run. A second call does nothing.
+
+        Raises:
+            CloseError: parts that failed; the others were closed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        results = await asyncio.gather(
+            *(host.close(deadline_s) for host in self.hosts), return_exceptions=True
+        )
+        failures = [result for result in results if isinstance(result, Exception)]
+        try:
+            await asyncio.to_thread(self.run.close)
+        except OSError as error:
+            failures.append(error)
+        if failures:
+            raise CloseError(f"run {self.run.run_id} closed with failures", failures)
+
+
+async def _attach(
+    address: str, run_id: str, index: int, deadline_s: float, process: subprocess.Popen[bytes]
+) -> Any:
+    from monarch.actor import attach_to_workers
+
+    mesh = attach_to_workers(ca="trust_all_connections", workers=[address], name=f"art_{run_id}_{index}")
+    attached = mesh.initialized.as_asyncio()
+    end = asyncio.get_running_loop().time() + deadline_s
+    while True:
+        done, _ = await asyncio.wait({attached}, timeout=0.2)
+        if done:
+            await attached
+            return mesh
+        if process.poll() is not None:
+            raise StartupError(f"the worker at {address} {_how_ended(process)} before it could be attached")
+        if asyncio.get_running_loop().time() > end:
+            raise StartupError(
+                f"the worker at {address} could not be attached within {deadline_s:.0f} s; "
+                "raise startup_timeout_s if this machine is slow"
+            )
+
+
+def _start_worker(
+    run: Run, port: int, python_path: tuple[str, ...], deadline_s: float
+) -> tuple[subprocess.Popen[bytes], str]:
+
+    environment = {**run.child_environment(), **monarch_setup.WORKER_ENVIRONMENT}
+    if python_path:
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([*python_path, *([inherited] if inherited else [])])
+    command = [sys.executable, "-m", "art.distributed.worker_process", "--parent", str(os.getpid())]
+    process = spawner().spawn(
+        [*command, "--host", LOOPBACK, "--port", str(port)], environment=environment, stdout=subprocess.PIPE
+    )
+    try:
+        return process, _read_address(process, deadline_s)
+    except BaseException:
+        _end(process, 0.0)
+        raise
+
+
+def _read_address(process: subprocess.Popen[bytes], deadline_s: float) -> str:
+
+    assert process.stdout is not None
+    with process.stdout as output:
+        readable, _, _ = select.select([output], [], [], deadline_s)
+        line = output.readline().decode().strip() if readable else ""
+    if line:
+        return line
+    if readable:
+        process.wait(5.0)
+        raise StartupError(f"the worker process {_how_ended(process)} while starting; its output is above")
+    raise StartupError(
+        f"the worker process did not start within {deadline_s:.0f} s; raise startup_timeout_s if this machine is slow"
+    )
+
+
+def _how_ended(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    if code is None:
+        return "still runs"
+    return exit_cause(-code if code < 0 else code << 8)
+
+
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Waits ``grace_s`` for the process, then kills it and waits for its end."""
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(5.0)

@@ -1,0 +1,81 @@
+"""Monarch's process-wide settings, set once per controller process, and where its fault reports go.
+
+Monarch ends the controller when a fault reaches its root and nobody takes it, also seconds after the fault,
+so the hook stays installed once the first runtime has started. Faults of ART's actors go to their handles;
+others go to the hook that was installed before, if the user's program had set one.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from art.distributed.errors import StartupError
+
+type FaultListener = Callable[[str], None]
+
+_POLL_VARIABLE = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"
+_QUIET = {"MONARCH_FILE_LOG": "error"}
+WORKER_ENVIRONMENT = {_POLL_VARIABLE: "1s", **_QUIET}
+
+_lock = threading.Lock()
+_listeners: dict[str, FaultListener] = {}
+_transport: str | None = None
+
+
+def prepare(transport: str) -> None:
+    """Imports monarch, sets its limits, listens on ``transport`` (``tcp://ADDRESS:0``) and installs the hook.
+
+    Raises:
+        StartupError: this process already uses Monarch with another transport.
+    """
+    global _transport
+    with _lock:
+        if _transport is not None:
+            if _transport != transport:
+                raise StartupError(
+                    f"this process already talks to its hosts through {_transport} and cannot add {transport}"
+                )
+            return
+        for name, value in WORKER_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        import monarch.actor
+        from monarch.config import configure
+
+        configure(
+            get_proc_state_max_idle="30s", get_actor_state_max_idle="30s", mesh_attach_config_timeout="20s"
+        )
+        try:
+            monarch.actor.enable_transport(transport)
+        except RuntimeError as error:
+            raise StartupError(
+                f"Monarch cannot listen on {transport}: {error}. Start the runtime before other use of Monarch"
+            ) from error
+        _install_hook(monarch.actor)
+        _transport = transport
+
+
+def _install_hook(module: Any) -> None:
+    from monarch._src.actor.supervision import unhandled_fault_hook as default
+
+    previous = module.unhandled_fault_hook
+
+    def on_fault(failure: Any) -> None:
+        name = str(failure.mesh_name)
+        listener = _listeners.get(name.rpartition("-")[0])
+        if listener is not None:
+            listener(failure.report())
+        elif previous is not default and not name.startswith("logger-"):
+            previous(failure)
+
+    module.unhandled_fault_hook = on_fault
+
+
+def listen(actor_name: str, listener: FaultListener) -> None:
+    """Has faults of the actor ``actor_name`` reported to ``listener``, on a thread of Monarch's."""
+    _listeners[actor_name] = listener
+
+
+def forget(actor_name: str) -> None:
+    """Ends :func:`listen`; later faults of the actor are dropped."""
+    _listeners[actor_name] = lambda report: None

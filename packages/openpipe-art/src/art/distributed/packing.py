@@ -1,0 +1,83 @@
+"""The packing worker: fetches leased records from their owners and writes batches into shared memory.
+
+Owned by the controller's backend; the worker owns the batches' segments until each is released.
+"""
+
+import msgspec
+
+from art.distributed.peer import Peer, PeerRecordOwner, PeerReference
+from art_dataplane.batch import PackedBatchRef
+from art_dataplane.errors import PackingError
+from art_dataplane.leases import Outcome
+from art_dataplane.locations import ShmLocation
+from art_dataplane.packing import PackingRequest, PackingResult, pack_selection
+from art_dataplane.shm import ShmSegmentStore, ShmStats
+
+BATCHES_IN_FLIGHT = 2
+"""One batch in training and one packed ahead of it."""
+
+
+class OwnerEntry(msgspec.Struct, frozen=True):
+    """The name of a record owner as references carry it, and the way to it."""
+
+    name: str
+    peer: PeerReference
+
+
+class PackingWorker:
+    """A service (see :mod:`art.distributed.service`); one per host that packs."""
+
+    def __init__(self, owner: str, run_id: str, capacity_bytes: int) -> None:
+        self._owner = owner
+        self._segments = ShmSegmentStore(run_id, capacity_bytes, recycle_bytes=capacity_bytes // 2)
+        self._batches: dict[str, PackedBatchRef] = {}
+        self._peers: dict[bytes, PeerRecordOwner] = {}
+
+    async def pack(
+        self, request: PackingRequest, owners: list[OwnerEntry], deadline_s: float
+    ) -> PackingResult:
+        """Packs a selection; the batch stays until :meth:`release`.
+
+        Raises:
+            PackingError: more than :data:`BATCHES_IN_FLIGHT` batches would be held, or as
+                :func:`art_dataplane.packing.pack_selection`.
+        """
+        if len(self._batches) >= BATCHES_IN_FLIGHT:
+            raise PackingError(
+                f"{len(self._batches)} batches are held already ({', '.join(self._batches)}); release one first"
+            )
+        ways = {entry.name: self._way(entry.peer, deadline_s) for entry in owners}
+        result = await pack_selection(request, ways, self._segments, deadline_s, owner=self._owner)
+        if result.ref is not None:
+            self._batches[result.ref.batch_id] = result.ref
+        return result
+
+    def _way(self, reference: PeerReference, deadline_s: float) -> PeerRecordOwner:
+        way = self._peers.get(reference.actor)
+        if way is None:
+            way = self._peers[reference.actor] = PeerRecordOwner(Peer(reference), deadline_s)
+        return way
+
+    async def release(self, batch_id: str, outcome: Outcome) -> None:
+        """Gives the batch's segment back: to be used again when it was consumed, else removed.
+
+        Raises:
+            PackingError: no such batch is held.
+            LeaseError: it was consumed, but its lease had expired.
+        """
+        ref = self._batches.pop(batch_id, None)
+        if ref is None:
+            raise PackingError(f"no batch {batch_id!r} is held; there are: {', '.join(self._batches) or 'none'}")
+        assert isinstance(ref.location, ShmLocation)
+        if outcome is Outcome.CONSUMED:
+            self._segments.release(ref.location, ref.lease, outcome)
+        else:
+            self._segments.drop(ref.location)
+
+    async def stats(self) -> ShmStats:
+        """What the batches take."""
+        return self._segments.stats()
+
+    async def close(self) -> None:
+        """Removes all segments."""
+        self._segments.close()

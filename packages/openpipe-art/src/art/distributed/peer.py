@@ -1,0 +1,112 @@
+"""One actor calling another directly, without the controller in between.
+
+A reference is plain data: the controller takes it from an actor's handle and sends it to the actor that is
+    to call.
+"""
+
+import asyncio
+import importlib
+import itertools
+import pickle
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from art.distributed.errors import ActorDied, ActorTimeout, RemoteError
+from art.distributed.service import Call, Cancel, Raised, Reply, Value, encode, method_signature
+from art_dataplane import arrays
+from art_dataplane.leases import Lease
+from art_dataplane.locations import Location
+from art_dataplane.records import TrajectoryRef
+from art_dataplane.store import StoreStats
+
+
+class PeerReference(msgspec.Struct, frozen=True):
+    """Names a living actor to others of the same run.
+
+    Args:
+        role: for errors, for example ``model service policy (pid 123)``.
+        module, qualname: the class of its service; the annotations there decode replies.
+        actor: Monarch's reference, pickled. Only ever sent between processes of one run.
+    """
+
+    role: str
+    module: str
+    qualname: str
+    actor: bytes
+
+
+class Peer:
+    """Calls the methods of another actor's service; made from a reference in the calling process."""
+
+    def __init__(self, reference: PeerReference) -> None:
+        self.role = reference.role
+        cls: Any = importlib.import_module(reference.module)
+        for part in reference.qualname.split("."):
+            cls = getattr(cls, part)
+        self._cls: type = cls
+        self._actor: Any = pickle.loads(reference.actor)
+        self._ids = itertools.count(secrets.randbits(62))
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float) -> Any:
+        """Calls a method and returns its result, of the annotated type.
+
+        Raises:
+            RemoteError: the method raised.
+            ActorDied: the process ended before the answer.
+            ActorTimeout: no answer within ``deadline_s`` seconds; the call was cancelled there.
+            ServiceError: no such method, or an argument cannot be sent.
+        """
+        signature = method_signature(self._cls, method)
+        call = Call(next(self._ids), method, encode(list(arguments)))
+        answer = self._actor.call.call_one(msgspec.msgpack.encode(call)).as_asyncio()
+        try:
+            data = await asyncio.wait_for(answer, deadline_s)
+        except TimeoutError as error:
+            self._cancel(call.call_id)
+            raise ActorTimeout(f"{self.role} did not answer {method}() within {deadline_s:g} s") from error
+        except asyncio.CancelledError:
+            self._cancel(call.call_id)
+            raise
+        except Exception as error:
+            raise ActorDied(self.role, str(error).strip().splitlines()[-1]) from error
+        reply = msgspec.msgpack.decode(data, type=Reply)
+        if isinstance(reply, Raised):
+            raise RemoteError(self.role, method, reply.kind, reply.message, reply.traceback)
+        assert isinstance(reply, Value)
+        return arrays.decode(reply.data, signature.result)
+
+    def _cancel(self, call_id: int) -> None:
+        answer = self._actor.cancel.call_one(msgspec.msgpack.encode(Cancel(call_id))).as_asyncio()
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+class PeerRecordOwner:
+    """An :class:`art_dataplane.store.RecordOwner` in another process.
+
+    The service there offers ``fetch``, ``drop`` and ``stats`` with the protocol's annotations.
+    """
+
+    def __init__(self, peer: Peer, deadline_s: float) -> None:
+        """Calls ``peer``; ``drop`` and ``stats``, which take no deadline, wait ``deadline_s`` seconds."""
+        self._peer = peer
+        self._deadline_s = deadline_s
+
+    async def fetch(self, refs: Sequence[TrajectoryRef], lease: Lease, deadline_s: float) -> Location:
+        """As the protocol's; what the owner raised comes as :class:`RemoteError`."""
+        location: Location = await self._peer.call(
+            "fetch", list(refs), lease, deadline_s, deadline_s=deadline_s
+        )
+        return location
+
+    async def drop(self, refs: Sequence[TrajectoryRef]) -> int:
+        """As the protocol's."""
+        count: int = await self._peer.call("drop", list(refs), deadline_s=self._deadline_s)
+        return count
+
+    async def stats(self) -> StoreStats:
+        """As the protocol's."""
+        stats: StoreStats = await self._peer.call("stats", deadline_s=self._deadline_s)
+        return stats

@@ -1,0 +1,160 @@
+"""What runs in a rollout worker's process: user code, many rollouts at a time, and the records they leave.
+
+The worker owns the trajectories of its rollouts (:class:`art_dataplane.store.TrajectoryStore`); references
+travel.
+"""
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from art.distributed import user_values
+from art.distributed.callables import AsyncFunction, InstalledAsyncCallable
+from art.distributed.service import Raised, raised
+from art.errors import ArtError
+from art.model import TrainableModel
+from art.records import trajectory_record
+from art.trajectories import Trajectory, TrajectoryHandle
+from art_dataplane import (
+    Lease,
+    Location,
+    RolloutError,
+    RolloutTiming,
+    ShmSegmentStore,
+    StoreStats,
+    TrajectoryRecord,
+    TrajectoryRef,
+    TrajectoryStore,
+)
+
+_KEPT_MODELS = 8
+_ROOM_WAIT_S = 600.0
+
+
+class RolloutWorkerSpec(msgspec.Struct, frozen=True):
+    """How a worker is made.
+
+    Args:
+        owner: the name under which its records are found: the actor's name.
+        run_id: of the run; names its segments.
+        function: what it runs.
+        max_records, max_bytes: bounds of its store; a rollout that ends when it is full waits for room.
+        max_segment_bytes: bound of the segments through which records are fetched.
+    """
+
+    owner: str
+    run_id: str
+    function: InstalledAsyncCallable
+    max_records: int = 65_536
+    max_bytes: int = 1 << 30
+    max_segment_bytes: int = 1 << 30
+
+
+class RolloutRequest(msgspec.Struct, frozen=True):
+    """One rollout: the model as JSON, scenario and configuration as :mod:`art.distributed.user_values` packs
+    them."""
+
+    model: bytes
+    scenario: bytes
+    config: bytes
+    group_id: str | None = None
+
+
+class RolloutValue(msgspec.Struct, frozen=True, tag="value"):
+    """What the function returned, packed."""
+
+    data: bytes
+
+
+RolloutReply = RolloutValue | Raised
+
+
+class RolloutWorker:
+    """The service of one worker process.
+
+    Raises:
+        CallableError: the function cannot be imported here or is another source.
+    """
+
+    def __init__(self, spec: RolloutWorkerSpec) -> None:
+        self._spec = spec
+        self._function: AsyncFunction = spec.function.resolve()
+        self._segments = ShmSegmentStore(spec.run_id, spec.max_segment_bytes)
+        self._store = TrajectoryStore(spec.owner, spec.max_records, spec.max_bytes, segments=self._segments)
+        self._models: dict[bytes, TrainableModel] = {}
+
+    async def run(self, request: RolloutRequest) -> RolloutReply:
+        """Runs one rollout and returns its value."""
+        try:
+            value = await self._roll_out(request)
+            return RolloutValue(user_values.pack(value, "the result of a rollout"))
+        except Exception as error:  # noqa: BLE001 - the caller gets it with its traceback
+            return raised(error)
+
+    async def submit(self, request: RolloutRequest) -> TrajectoryHandle:
+        """Runs one rollout, keeps its record and returns a handle; a failure is kept as a failed record."""
+        record_id = uuid.uuid4().hex
+        group_id = request.group_id or record_id
+        started_unix_s, started = time.time(), time.monotonic()
+        try:
+            trajectory = await self._roll_out(request)
+            if not isinstance(trajectory, Trajectory):
+                raise ArtError(
+                    f"{self._spec.function} returned {type(trajectory).__name__}; expected an art.Trajectory"
+                )
+            record = trajectory_record(trajectory, group_id=group_id, record_id=record_id)
+            record.validate()
+        except Exception as error:  # noqa: BLE001 - kept as the record's error
+            failure = raised(error)
+            record = TrajectoryRecord(
+                record_id=record_id,
+                group_id=group_id,
+                exchanges=(),
+                reward=0.0,
+                error=RolloutError(failure.kind, failure.message, failure.traceback),
+            )
+        timing = RolloutTiming(time.monotonic() - started, started_unix_s)
+        record = msgspec.structs.replace(record, timing=timing)
+        return handle_of(record, await self._store.put_when_room(record, _ROOM_WAIT_S))
+
+    async def _roll_out(self, request: RolloutRequest) -> Any:
+        scenario, config = user_values.unpack(request.scenario), user_values.unpack(request.config)
+        return await self._function(self._model(request.model), scenario, config)
+
+    def _model(self, data: bytes) -> TrainableModel:
+        """The model of these fields: one object, so that its client's connections are used again."""
+        model = self._models.pop(data, None) or TrainableModel.model_validate_json(data)
+        self._models[data] = model
+        if len(self._models) > _KEPT_MODELS:
+            del self._models[next(iter(self._models))]
+        return model
+
+    async def fetch(self, refs: Sequence[TrajectoryRef], lease: Lease, deadline_s: float) -> Location:
+        """As :meth:`art_dataplane.store.RecordOwner.fetch`."""
+        return await self._store.fetch(refs, lease, deadline_s)
+
+    async def drop(self, refs: Sequence[TrajectoryRef]) -> int:
+        """As :meth:`art_dataplane.store.RecordOwner.drop`."""
+        return await self._store.drop(refs)
+
+    async def stats(self) -> StoreStats:
+        """As :meth:`art_dataplane.store.RecordOwner.stats`."""
+        return await self._store.stats()
+
+    async def close(self) -> None:
+        """Removes the segments."""
+        self._segments.close()
+
+
+def handle_of(record: TrajectoryRecord, ref: TrajectoryRef) -> TrajectoryHandle:
+    """The handle that stands for a kept record."""
+    return TrajectoryHandle(
+        reward=record.reward if record.error is None else None,
+        metrics=dict(record.metrics),
+        metadata=dict(record.metadata),
+        ref=ref,
+        error=record.error,
+    )

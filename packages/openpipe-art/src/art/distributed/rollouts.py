@@ -1,0 +1,244 @@
+"""Distributes rollouts of one user function over worker processes.
+
+Worker ``i`` has its place by the topology: the free CPU slots of all hosts, first one of each host, then the
+second of each. A worker that died is an error for its rollouts and for every later call, until it is left
+out with ``set_workers`` or started again with ``restart_worker``: its records are lost, and nobody should
+miss that.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from art.distributed import user_values
+from art.distributed.callables import AsyncFunction, InstalledAsyncCallable
+from art.distributed.errors import RuntimeFailure
+from art.distributed.handle import ActorHandle
+from art.distributed.rollout_worker import (
+    RolloutRequest,
+    RolloutValue,
+    RolloutWorker,
+    RolloutWorkerSpec,
+)
+from art.errors import RolloutFailed
+from art.model import TrainableModel
+from art.trajectories import TrajectoryHandle
+from art_dataplane import Lease, Location, StoreStats, TrajectoryRef
+from art_topology import RuntimeTopology
+
+if TYPE_CHECKING:
+    from art.distributed.runtime import ArtRuntime
+
+_RPC_MARGIN_S = 10.0
+
+
+class RolloutExecutor:
+    """Made by :meth:`ArtRuntime.rollout_executor`. Workers start when they are first needed."""
+
+    def __init__(
+        self,
+        runtime: "ArtRuntime",
+        function: InstalledAsyncCallable,
+        *,
+        target_workers: int,
+        rollout_timeout_s: float,
+        env: Mapping[str, str | None],
+    ) -> None:
+        self.function = function
+        self._runtime = runtime
+        self._places = places(runtime.topology)
+        if not 1 <= target_workers <= len(self._places):
+            raise RuntimeFailure(
+                f"target_workers is {target_workers}; the topology has {len(self._places)} free CPU slots, so it must "
+                f"be 1 to {len(self._places)}. Raise cpu_slots of the hosts for more"
+            )
+        self._rollout_timeout_s = rollout_timeout_s
+        self._env = dict(env)
+        self._workers: tuple[int, ...] = tuple(range(target_workers))
+        self._handles: dict[int, ActorHandle] = {}
+        self._starting: dict[int, asyncio.Lock] = {}
+        self._running: Counter[int] = Counter()
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The workers in use, by index."""
+        return self._workers
+
+    @property
+    def handles(self) -> Mapping[int, ActorHandle]:
+        """The workers that were started, by index."""
+        return dict(self._handles)
+
+    def set_workers(self, workers: Sequence[int]) -> None:
+        """Chooses the workers in use. Others that run already keep their records.
+
+        Raises:
+            RuntimeFailure: none, one twice, or one beyond the topology's free CPU slots.
+        """
+        chosen = tuple(workers)
+        if not chosen or len(set(chosen)) != len(chosen):
+            raise RuntimeFailure(f"workers {chosen}: at least one is needed, each once")
+        wrong = [worker for worker in chosen if not 0 <= worker < len(self._places)]
+        if wrong:
+            raise RuntimeFailure(
+                f"workers {wrong} do not exist; the topology has {len(self._places)} free CPU slots, counted from 0"
+            )
+        self._workers = chosen
+
+    async def start(self) -> None:
+        """Starts all workers in use, together; otherwise each starts with its first rollout.
+
+        Raises:
+            RuntimeFailure: as :meth:`ArtRuntime.spawn_actor`.
+        """
+        await asyncio.gather(*(self._worker(worker) for worker in self._workers))
+
+    async def run(
+        self, worker: int, function: AsyncFunction, model: TrainableModel, scenario: Any, config: Any
+    ) -> Any:
+        """Runs ``function(model, scenario, config)`` on one worker and returns its value.
+
+        Raises:
+            RolloutFailed: the function raised.
+            ActorDied, ActorTimeout: the worker died, or the rollout took longer than ``rollout_timeout_s``.
+            CallableError: it is not the executor's function, or a value cannot be sent.
+            RuntimeFailure: the worker is not in use.
+        """
+        if worker not in self._workers:
+            raise RuntimeFailure(f"worker {worker} is not in use; set_workers chose {self._workers}")
+        request = self._request(function, model, scenario, config, None)
+        handle = await self._worker(worker)
+        with _counted(self._running, worker):
+            reply = await handle.call("run", request, deadline_s=self._rollout_timeout_s)
+        if isinstance(reply, RolloutValue):
+            return user_values.unpack(reply.data)
+        raise RolloutFailed(reply.kind, reply.message, reply.traceback, handle.role)
+
+    async def submit(
+        self, function: AsyncFunction, model: TrainableModel, scenario: Any, config: Any, *, group_id: str
+    ) -> TrajectoryHandle:
+        """Runs a rollout for training on the least busy worker, which keeps the record.
+
+        Args:
+            function: the executor's function; it must return an ``art.Trajectory``.
+            model, scenario, config: its arguments.
+            group_id: equal for the rollouts whose rewards are compared with each other.
+
+        Returns:
+            A handle to the record. When the function raised, its ``error`` is set and ``reward`` is
+            ``None``; a :class:`art.TrajectoryGroup` counts it among its exceptions.
+
+        Raises:
+            ActorDied, ActorTimeout, CallableError: as :meth:`run`.
+        """
+        request = self._request(function, model, scenario, config, group_id)
+        worker = min(self._workers, key=lambda index: (self._running[index], self._workers.index(index)))
+        with _counted(self._running, worker):
+            handle = await self._worker(worker)
+            result = await handle.call("submit", request, deadline_s=self._rollout_timeout_s)
+        return msgspec.structs.replace(result, worker=handle.role)
+
+    def _request(
+        self, function: AsyncFunction, model: TrainableModel, scenario: Any, config: Any, group_id: str | None
+    ) -> RolloutRequest:
+        if not self.function.refers_to(function):
+            shown = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"
+            raise RuntimeFailure(f"this executor was made for {self.function}, not for {shown}")
+        return RolloutRequest(
+            model=model.model_dump_json().encode(),
+            scenario=user_values.pack(scenario, "the scenario"),
+            config=user_values.pack(config, "the configuration"),
+            group_id=group_id,
+        )
+
+    async def _worker(self, worker: int) -> ActorHandle:
+        """The worker's actor, started if need be.
+
+        Raises:
+            ActorDied: it died; see the module's text.
+        """
+        async with self._starting.setdefault(worker, asyncio.Lock()):
+            handle = self._handles.get(worker)
+            if handle is None:
+                handle = self._handles[worker] = await self._spawn(worker)
+        if handle.died is not None:
+            raise handle.died
+        return handle
+
+    async def _spawn(self, worker: int) -> ActorHandle:
+        name = f"rollout worker {worker}"
+        spec = RolloutWorkerSpec(owner=name, run_id=self._runtime.run_id, function=self.function)
+        return await self._runtime.spawn_actor(
+            name, RolloutWorker, spec, host=self._places[worker], env=self._env
+        )
+
+    async def restart_worker(self, worker: int) -> None:
+        """Starts a worker anew, dead or alive; the records it held are lost.
+
+        Raises:
+            RuntimeFailure: as :meth:`ArtRuntime.spawn_actor`.
+        """
+        async with self._starting.setdefault(worker, asyncio.Lock()):
+            old = self._handles.pop(worker, None)
+            if old is not None:
+                await self._runtime.stop_actor(old)
+            self._handles[worker] = await self._spawn(worker)
+
+    def record_owner(self, owner: str) -> "RemoteRecordOwner":
+        """The worker that holds records under the name ``owner`` (``TrajectoryRef.owner``).
+
+        Raises:
+            RuntimeFailure: no worker of this executor has that name.
+        """
+        for handle in self._handles.values():
+            if handle.name == owner:
+                return RemoteRecordOwner(handle)
+        raise RuntimeFailure(f"no rollout worker is named {owner!r}")
+
+
+class RemoteRecordOwner:
+    """An :class:`art_dataplane.store.RecordOwner` that lives in a worker process."""
+
+    def __init__(self, handle: ActorHandle) -> None:
+        self._handle = handle
+
+    async def fetch(self, refs: Sequence[TrajectoryRef], lease: Lease, deadline_s: float) -> Location:
+        """Where the records' MessagePack is; errors of the owner come as :class:`RemoteError`."""
+        location: Location = await self._handle.call(
+            "fetch", list(refs), lease, deadline_s, deadline_s=deadline_s
+        )
+        return location
+
+    async def drop(self, refs: Sequence[TrajectoryRef]) -> int:
+        """Forgets records; returns how many were held."""
+        return int(await self._handle.call("drop", list(refs), deadline_s=_RPC_MARGIN_S))
+
+    async def stats(self) -> StoreStats:
+        """What is held now."""
+        stats: StoreStats = await self._handle.call("stats", deadline_s=_RPC_MARGIN_S)
+        return stats
+
+
+def places(topology: RuntimeTopology) -> tuple[int, ...]:
+    """The host of each possible worker: slots of all hosts in turn."""
+    deepest = max((len(host.free_cpu_slots) for host in topology.hosts), default=0)
+    return tuple(
+        index
+        for depth in range(deepest)
+        for index, host in enumerate(topology.hosts)
+        if len(host.free_cpu_slots) > depth
+    )
+
+
+class _counted:  # noqa: N801 - reads as a statement
+    def __init__(self, counter: Counter[int], key: int) -> None:
+        self._counter, self._key = counter, key
+
+    def __enter__(self) -> None:
+        self._counter[self._key] += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._counter[self._key] -= 1

@@ -1,0 +1,247 @@
+"""The runtime: actors on hosts, for as long as it lives.
+
+``start`` runs on hosts that a launcher attached; ``start_local`` owns one loopback worker and is the same
+otherwise.
+Invariant: after :meth:`ArtRuntime.close` no actor process of this runtime runs, whatever failed on the way.
+"""
+
+import asyncio
+import itertools
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from art.distributed.actor_process import CPUS_VARIABLE
+from art.distributed.callables import InstalledAsyncCallable
+from art.distributed.errors import CloseError, RuntimeFailure, StartupError
+from art.distributed.handle import ActorHandle
+from art.distributed.host_meshes import HostMeshes
+from art.distributed.rollouts import RolloutExecutor
+from art.distributed.run import Announce, announce_on_stderr
+from art.distributed.service import reference_of
+from art_topology import RuntimeTopology
+
+_CLOSE_ACTORS_SHARE = 0.6
+
+
+class ArtRuntime:
+    """Made by :meth:`start` or :meth:`start_local`; belongs to the event loop it was made on.
+
+    Args:
+        hosts: the attached hosts.
+        topology: what was compiled for them.
+        owns_hosts: whether :meth:`close` also closes ``hosts``.
+    """
+
+    def __init__(self, hosts: HostMeshes, topology: RuntimeTopology, *, owns_hosts: bool) -> None:
+        self.hosts = hosts
+        self.topology = topology
+        self._owns_hosts = owns_hosts
+        self._actors: dict[str, ActorHandle] = {}
+        self._serial = itertools.count()
+        self._closed = False
+
+    @classmethod
+    async def start(cls, host_mesh: HostMeshes, topology: RuntimeTopology) -> "ArtRuntime":
+        """Starts on hosts that are attached already, as ``ArtLaunchContext.host_mesh`` is; they stay the
+        launcher's.
+
+        Raises:
+            StartupError: the topology has another number of hosts.
+        """
+        if len(topology.hosts) != len(host_mesh):
+            raise StartupError(
+                f"the topology has {len(topology.hosts)} hosts, the host mesh {len(host_mesh)}; compile it for the "
+                "hosts of this launch, for example with launch.homogeneous_cluster(...)"
+            )
+        return cls(host_mesh, topology, owns_hosts=False)
+
+    @classmethod
+    async def start_local(
+        cls,
+        topology: RuntimeTopology,
+        *,
+        port: int = 0,
+        python_path: Sequence[str | Path] = (),
+        announce: Announce = announce_on_stderr,
+    ) -> "ArtRuntime":
+        """Starts on this machine alone, on one loopback worker that the runtime owns.
+
+        Args:
+            topology: a compiled topology of one host.
+            port: of the worker; 0 selects a fresh one.
+            python_path: folders that actors import from, besides what this Python has installed.
+            announce: told of each earlier run that ended without closing, after cleaning up behind it.
+
+        Raises:
+            StartupError: the topology has several hosts, or a part did not come up.
+        """
+        if len(topology.hosts) != 1:
+            raise StartupError(
+                f"start_local takes a topology of one host, this one has {len(topology.hosts)}; "
+                "use ArtRuntime.start with an attached host mesh"
+            )
+        hosts = await HostMeshes.start_local(
+            port=port,
+            python_path=python_path,
+            startup_timeout_s=topology.startup_timeout_s,
+            announce=announce,
+        )
+        return cls(hosts, topology, owns_hosts=True)
+
+    @property
+    def run_id(self) -> str:
+        """Names this run's processes, segments and temporary folder."""
+        return self.hosts.run.run_id
+
+    @property
+    def temp_dir(self) -> Path:
+        """A folder on the controller's host that is removed when the run ends, however it ends."""
+        return self.hosts.run.temp_dir
+
+    @property
+    def actors(self) -> Mapping[str, ActorHandle]:
+        """All actors that were spawned and not stopped, by name."""
+        return dict(self._actors)
+
+    def child_environment(self) -> dict[str, str]:
+        """The environment for a process that the controller itself starts and that must end with the run."""
+        return self.hosts.run.child_environment()
+
+    async def spawn_actor(
+        self,
+        name: str,
+        cls: type,
+        *arguments: Any,
+        host: int = 0,
+        env: Mapping[str, str | None] | None = None,
+        cpus: Sequence[int] = (),
+        deadline_s: float | None = None,
+    ) -> ActorHandle:
+        """Starts a process on a host that holds one object of ``cls`` (see :mod:`art.distributed.service`).
+
+        Args:
+            name: its role in errors and in ``ps``, unique among living actors, for example ``trainer rank
+                0``.
+            cls: a top-level class, importable on that host.
+            arguments: for its constructor; messages, decoded by the constructor's annotations.
+            host: index of the host.
+            env: environment variables, set before Python starts; ``None`` removes one.
+            cpus: CPU numbers that the process is bound to; all when empty.
+            deadline_s: until the object is made, in seconds; the topology's ``startup_timeout_s`` by default.
+
+        Raises:
+            RemoteError: the import or the constructor raised.
+            ActorDied, ActorTimeout: the process did not come up.
+            RuntimeFailure: the name is taken, there is no such host, or the runtime is closed.
+        """
+        self._check_spawn(name, host)
+        limit = self.topology.startup_timeout_s if deadline_s is None else deadline_s
+        slug = re.sub(r"[^A-Za-z0-9_]+", "_", name)[:40]
+        monarch_name = f"art_{self.run_id}_{next(self._serial)}_{slug}"
+        handle = ActorHandle(name, monarch_name, cls, host)
+        self._actors[name] = handle
+        reference = msgspec.msgpack.encode(reference_of(cls, arguments, self.hosts.python_path))
+        try:
+            self._spawn_process(handle, monarch_name, host, env or {}, cpus)
+            await handle.started(reference, limit)
+        except BaseException:
+            del self._actors[name]
+            await handle.discard()
+            raise
+        return handle
+
+    def _check_spawn(self, name: str, host: int) -> None:
+        if self._closed:
+            raise RuntimeFailure(f"the runtime is closed; {name!r} cannot be started")
+        if not 0 <= host < len(self.hosts):
+            raise RuntimeFailure(
+                f"there is no host {host}; the runtime has {len(self.hosts)}, counted from 0"
+            )
+        known = self._actors.get(name)
+        if known is not None and known.alive:
+            raise RuntimeFailure(f"an actor named {name!r} runs already: {known.role}")
+
+    def _spawn_process(
+        self,
+        handle: ActorHandle,
+        monarch_name: str,
+        host: int,
+        env: Mapping[str, str | None],
+        cpus: Sequence[int],
+    ) -> None:
+        from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
+
+        from art.distributed.actor import ServiceActor
+
+        variables = dict(env)
+        if cpus:
+            variables[CPUS_VARIABLE] = ",".join(str(cpu) for cpu in cpus)
+        command = BootstrapCommand(
+            sys.executable, None, ["-m", "art.distributed.actor_process", handle.name], variables
+        )
+        proc_mesh = self.hosts.hosts[host].mesh.spawn_procs(
+            per_host={"procs": 1}, name=monarch_name, bootstrap_command=command
+        )
+        handle.attach(proc_mesh.spawn(monarch_name, ServiceActor), proc_mesh)
+
+    async def stop_actor(self, handle: ActorHandle, deadline_s: float = 10.0) -> None:
+        """Closes an actor's object and ends its process; errors as :meth:`ActorHandle.stop`."""
+        self._actors.pop(handle.name, None)
+        await handle.stop(deadline_s)
+
+    def rollout_executor(
+        self,
+        function: InstalledAsyncCallable,
+        *,
+        target_workers: int,
+        rollout_timeout_s: float = 1800.0,
+        env: Mapping[str, str | None] | None = None,
+    ) -> RolloutExecutor:
+        """An executor that runs ``function`` in ``target_workers`` processes on the hosts' free CPU slots.
+
+        Raises:
+            RuntimeFailure: there are fewer free CPU slots.
+        """
+        return RolloutExecutor(
+            self, function, target_workers=target_workers, rollout_timeout_s=rollout_timeout_s, env=env or {}
+        )
+
+    async def close(self, deadline_s: float = 8.0) -> None:
+        """Closes all actors together, then, for a local runtime, its worker and its run. Repeatable.
+
+        Args:
+            deadline_s: for the whole, in seconds; what has not ended then is killed.
+
+        Raises:
+            CloseError: what failed on the way; everything was ended all the same.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        handles, self._actors = list(self._actors.values()), {}
+        share = deadline_s * _CLOSE_ACTORS_SHARE
+        results = await asyncio.gather(*(handle.stop(share) for handle in handles), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, Exception)]
+        for handle in handles:
+            handle.release("stopped")
+        if self._owns_hosts:
+            try:
+                await self.hosts.close(deadline_s - share)
+            except CloseError as error:
+                failures.extend(error.exceptions)
+        if failures:
+            raise CloseError(f"runtime {self.run_id} closed with failures", failures)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
