@@ -11,7 +11,6 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
         clip_epsilon_low, clip_epsilon_high: the ratio of new to old probability is clipped to
             ``[1 - low, 1 + high]``.
         scale_advantages: divide a group's advantages by the standard deviation of its rewards.
-        weight_decay, beta1, beta2, epsilon: AdamW's.
         max_grad_norm: gradients are scaled down to this global L2 norm; ``0`` switches it off.
     """
 
@@ -19,25 +18,26 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     clip_epsilon_low: float = 0.2
     clip_epsilon_high: float = 0.28
     scale_advantages: bool = True
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.99
-    epsilon: float = 1e-8
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
-        if not 0 <= self.clip_epsilon_low < 1:
-            raise ValueError(f"clip_epsilon_low is {self.clip_epsilon_low}; it must be in [0, 1)")
-        if not self.clip_epsilon_high >= 0:
-            raise ValueError(f"clip_epsilon_high is {self.clip_epsilon_high}; it must not be negative")
+        if not 0 < self.clip_epsilon_low <= 1:
+            raise ValueError(f"clip_epsilon_low is {self.clip_epsilon_low}; it must be in (0, 1]")
+        if not self.clip_epsilon_high > 0:
+            raise ValueError(f"clip_epsilon_high is {self.clip_epsilon_high}; it must be above 0")
         if not self.max_grad_norm >= 0:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must not be negative")
 
 
 class TrainResult(msgspec.Struct, frozen=True):
-    """A finished step: ``step`` is the policy version it made, ``metrics`` plain numbers by name."""
+    """A finished step.
+
+    ``step`` is the policy version that is active now. ``metrics`` are numbers by name: ``reward``, ``loss`` and
+    the like; names that end in ``_s`` are seconds, in ``_bytes`` bytes. ``skipped`` is 1 when the rewards held
+    nothing to learn from and no step was taken.
+    """
 
     step: int
     metrics: dict[str, float] = {}

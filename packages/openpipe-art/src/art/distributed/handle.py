@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import os
 import re
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 
 from art.distributed import monarch_setup
 from art.distributed.errors import ActorDied, ActorTimeout, RemoteError
+from art.distributed.peer import PeerReference
 from art.distributed.processes import ProcessId, exit_cause, exit_status, machine_id, open_process
 from art.distributed.service import (
     Call,
@@ -54,7 +56,7 @@ class ActorHandle:
         self._loop = asyncio.get_running_loop()
         self._death: asyncio.Future[None] = self._loop.create_future()
         self._reported: asyncio.Future[str] = self._loop.create_future()
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(secrets.randbits(62))  # other actors call it, too
         self._pidfd: int | None = None
         self._actor: Any = None
         self._proc_mesh: Any = None
@@ -78,6 +80,14 @@ class ActorHandle:
     def attach(self, actor: Any, proc_mesh: Any) -> None:
         """Gives the handle its Monarch actor and process mesh."""
         self._actor, self._proc_mesh = actor, proc_mesh
+
+    def peer_reference(self) -> PeerReference:
+        """The way to this actor for others of the same run (:class:`art.distributed.peer.Peer`)."""
+        import cloudpickle
+
+        return PeerReference(
+            self.role, self._cls.__module__, self._cls.__qualname__, cloudpickle.dumps(self._actor)
+        )
 
     async def started(self, reference: bytes, deadline_s: float) -> None:
         """Starts the service and begins to watch its process.

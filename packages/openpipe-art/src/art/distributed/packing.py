@@ -3,25 +3,48 @@
 Owned by the controller's backend; the worker owns the batches' segments until each is released.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from art.distributed.peer import Peer, PeerRecordOwner, PeerReference
 from art_dataplane.batch import PackedBatchRef
 from art_dataplane.errors import PackingError
-from art_dataplane.leases import Outcome
-from art_dataplane.locations import ShmLocation
+from art_dataplane.leases import Lease, Outcome
+from art_dataplane.locations import Location, ShmLocation
 from art_dataplane.packing import PackingRequest, PackingResult, pack_selection
+from art_dataplane.records import TrajectoryRef
 from art_dataplane.shm import ShmSegmentStore, ShmStats
+from art_dataplane.store import RecordOwner, StoreStats
 
 BATCHES_IN_FLIGHT = 2
 """One batch in training and one packed ahead of it."""
 
 
 class OwnerEntry(msgspec.Struct, frozen=True):
-    """The name of a record owner as references carry it, and the way to it."""
+    """The name of a record owner as references carry it, and the way to it.
+
+    The controller is no actor: of its own records it sends the place they were put at for this fetch.
+    """
 
     name: str
-    peer: PeerReference
+    way: PeerReference | Location
+
+
+class _AtHand:
+    """A :class:`art_dataplane.store.RecordOwner` whose records were put at a known place for one fetch."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+
+    async def fetch(self, refs: Sequence[TrajectoryRef], lease: Lease, deadline_s: float) -> Location:
+        return self._location
+
+    async def drop(self, refs: Sequence[TrajectoryRef]) -> int:
+        raise PackingError("the controller drops its records itself")
+
+    async def stats(self) -> StoreStats:
+        raise PackingError("the controller counts its records itself")
 
 
 class PackingWorker:
@@ -31,7 +54,7 @@ class PackingWorker:
         self._owner = owner
         self._segments = ShmSegmentStore(run_id, capacity_bytes, recycle_bytes=capacity_bytes // 2)
         self._batches: dict[str, PackedBatchRef] = {}
-        self._peers: dict[bytes, PeerRecordOwner] = {}
+        self._peers: dict[PeerReference, PeerRecordOwner] = {}
 
     async def pack(
         self, request: PackingRequest, owners: list[OwnerEntry], deadline_s: float
@@ -46,17 +69,19 @@ class PackingWorker:
             raise PackingError(
                 f"{len(self._batches)} batches are held already ({', '.join(self._batches)}); release one first"
             )
-        ways = {entry.name: self._way(entry.peer, deadline_s) for entry in owners}
+        ways = {entry.name: self._way(entry.way, deadline_s) for entry in owners}
         result = await pack_selection(request, ways, self._segments, deadline_s, owner=self._owner)
         if result.ref is not None:
             self._batches[result.ref.batch_id] = result.ref
         return result
 
-    def _way(self, reference: PeerReference, deadline_s: float) -> PeerRecordOwner:
-        way = self._peers.get(reference.actor)
-        if way is None:
-            way = self._peers[reference.actor] = PeerRecordOwner(Peer(reference), deadline_s)
-        return way
+    def _way(self, way: PeerReference | Location, deadline_s: float) -> RecordOwner:
+        if not isinstance(way, PeerReference):
+            return _AtHand(way)
+        owner = self._peers.get(way)
+        if owner is None:
+            owner = self._peers[way] = PeerRecordOwner(Peer(way), deadline_s)
+        return owner
 
     async def release(self, batch_id: str, outcome: Outcome) -> None:
         """Gives the batch's segment back: to be used again when it was consumed, else removed.
@@ -67,7 +92,9 @@ class PackingWorker:
         """
         ref = self._batches.pop(batch_id, None)
         if ref is None:
-            raise PackingError(f"no batch {batch_id!r} is held; there are: {', '.join(self._batches) or 'none'}")
+            raise PackingError(
+                f"no batch {batch_id!r} is held; there are: {', '.join(self._batches) or 'none'}"
+            )
         assert isinstance(ref.location, ShmLocation)
         if outcome is Outcome.CONSUMED:
             self._segments.release(ref.location, ref.lease, outcome)

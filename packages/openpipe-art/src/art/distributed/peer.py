@@ -23,7 +23,7 @@ from art_dataplane.records import TrajectoryRef
 from art_dataplane.store import StoreStats
 
 
-class PeerReference(msgspec.Struct, frozen=True):
+class PeerReference(msgspec.Struct, frozen=True, tag="peer"):
     """Names a living actor to others of the same run.
 
     Args:

@@ -9,10 +9,10 @@ import asyncio
 import itertools
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -24,7 +24,12 @@ from art.distributed.host_meshes import HostMeshes
 from art.distributed.rollouts import RolloutExecutor
 from art.distributed.run import Announce, announce_on_stderr
 from art.distributed.service import reference_of
-from art_topology import RuntimeTopology
+from art_topology import ModelServiceSpec, RuntimeTopology
+
+if TYPE_CHECKING:
+    from art.distributed.services import RunningModelService, ServiceSettings
+    from art.distributed.trainer import MegatronTrainer
+    from art_trainer.specs import TrainerRuntimeSpec
 
 _CLOSE_ACTORS_SHARE = 0.6
 
@@ -44,6 +49,7 @@ class ArtRuntime:
         self._owns_hosts = owns_hosts
         self._actors: dict[str, ActorHandle] = {}
         self._serial = itertools.count()
+        self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._closed = False
 
     @classmethod
@@ -56,7 +62,8 @@ class ArtRuntime:
         """
         if len(topology.hosts) != len(host_mesh):
             raise StartupError(
-                f"the topology has {len(topology.hosts)} hosts, the host mesh {len(host_mesh)}; compile it for the "
+                f"the topology has {len(topology.hosts)} hosts, the host mesh {len(host_mesh)}; compile it "
+                "for the "
                 "hosts of this launch, for example with launch.homogeneous_cluster(...)"
             )
         return cls(host_mesh, topology, owns_hosts=False)
@@ -194,6 +201,94 @@ class ArtRuntime:
         """Closes an actor's object and ends its process; errors as :meth:`ActorHandle.stop`."""
         self._actors.pop(handle.name, None)
         await handle.stop(deadline_s)
+
+    def report_failure(self, text: str) -> None:
+        """Makes it known that something rollouts depend on has failed, for example a model service.
+
+        Rollouts in flight end with it, and every later one fails at once. The first report stays.
+        """
+        if not self.failure.done():
+            self.failure.set_result(text)
+
+    async def start_trainer(
+        self,
+        spec: "TrainerRuntimeSpec",
+        *,
+        name: str = "trainer rank 0",
+        host: int = 0,
+        deadline_s: float | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> "MegatronTrainer":
+        """Starts a warm trainer rank and loads its model.
+
+        Args:
+            spec: what must be equal for a warm trainer to be used again.
+            name: its role in errors.
+            host: index of the host.
+            deadline_s: until the model is loaded, in seconds; ten times ``startup_timeout_s`` by default.
+            progress: called with a line for the user.
+
+        Raises:
+            RuntimeFailure: it did not start, or could not load the model.
+        """
+        from art.distributed.trainer import MegatronTrainer, TrainerService
+
+        limit = 10 * self.topology.startup_timeout_s if deadline_s is None else deadline_s
+        env = {"OMP_NUM_THREADS": str(spec.threads)}
+        handle = await self.spawn_actor(
+            name, TrainerService, spec, self.run_id, host=host, env=env, deadline_s=limit
+        )
+        trainer = MegatronTrainer(handle, self.topology.rpc_timeout_s)
+        try:
+            report = await trainer.load(limit)
+        except BaseException:
+            await self.stop_actor(handle)
+            raise
+        if progress is not None:
+            progress(
+                f"trainer loaded: {report.base_parameters / 1e6:.1f} M parameters, {report.trained_parameters / 1e6:.2f} M "
+                f"of them trained, in {report.duration_s:.1f} s"
+            )
+        return trainer
+
+    async def start_model_service(
+        self,
+        spec: ModelServiceSpec,
+        settings: "ServiceSettings",
+        *,
+        host: int = 0,
+        deadline_s: float | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> "RunningModelService":
+        """Starts one vLLM deployment and waits until it serves.
+
+        Args:
+            spec: the service as the topology has it.
+            settings: the model's folder, the engine's options.
+            host: index of the host of its leader.
+            deadline_s: until it serves, in seconds; the specification's ``startup_timeout_s`` by default.
+            progress: called with a line for the user.
+
+        Raises:
+            RuntimeFailure: a member did not get ready, with its cause.
+        """
+        from art.distributed.services import ModelServiceHost, start_service
+
+        limit = spec.startup_timeout_s if deadline_s is None else deadline_s
+        handle = await self.spawn_actor(
+            f"model service {spec.name}", ModelServiceHost, spec, settings, host=host
+        )
+        try:
+            return await start_service(
+                handle,
+                spec.name,
+                deadline_s=limit,
+                rpc_timeout_s=self.topology.rpc_timeout_s,
+                progress=progress,
+            )
+        except BaseException:
+            await self.stop_actor(handle)
+            raise
 
     def rollout_executor(
         self,

@@ -1,0 +1,521 @@
+"""MegatronBackend: trains a registered model with a warm Megatron rank and serves it with vLLM.
+
+One step: references go through the queue, a packing worker fetches their records from the owners and writes a batch
+into shared memory, the rank trains on it, and the new adapter is active in the server before :meth:`train` returns.
+
+What always holds:
+
+- Groups are consumed from the queue before the rank steps on them, so nothing is trained on twice. Records are dropped
+  by their owners after the step; when no step was taken they are still there, and the same groups can be given again.
+- A version is returned only when every member of the service runs it. Durability goes on beside the next steps; what
+  fails there is raised by the next :meth:`train`, or by :meth:`close`.
+"""
+
+import asyncio
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import msgspec
+
+from art.distributed.errors import CloseError, RuntimeFailure
+from art.distributed.handle import ActorHandle
+from art.distributed.packing import BATCHES_IN_FLIGHT, OwnerEntry, PackingWorker
+from art.distributed.placement import Placed, place
+from art.distributed.runtime import ArtRuntime
+from art.distributed.services import RunningModelService, ServiceSettings
+from art.distributed.trainer import PUBLISH, MegatronTrainer
+from art.errors import ArtError, ConfigError
+from art.megatron_config import MegatronRuntimeConfig, get_megatron_runtime_config
+from art.model import TrainableModel
+from art.records import trajectory_record
+from art.train_config import TrainConfig, TrainResult
+from art.trajectories import TrajectoryGroup, TrajectoryHandle
+from art_dataplane import (
+    AdvantageRule,
+    Outcome,
+    PackingRequest,
+    PackingResult,
+    QueueLimits,
+    Selection,
+    SelectionRule,
+    ShmSegmentStore,
+    TrajectoryQueue,
+    TrajectoryRef,
+    TrajectoryStore,
+)
+from art_serving.deployment import EngineOptions
+from art_topology import compile_topology, local_cluster
+from art_trainer import DURABILITY
+from art_trainer.events import Completed
+from art_trainer.specs import LoraSpec, RlTrainJob, TrainerRuntimeSpec, TrainingRunSpec
+
+CONTROLLER = "controller"
+"""Owner name of records that were made in this process."""
+
+_QUEUE_LIMITS = QueueLimits(groups=4096, records=1 << 20, byte_count=8 << 30)
+_RECORD_BYTES = 4 << 30
+
+
+class MegatronBackend:
+    """Use it as ``async with MegatronBackend(...) as backend``, then register one or more models.
+
+    Args:
+        runtime: where actors run; by default an own one on this machine, ended by :meth:`close`.
+        path: folder under which runs are kept, as ``PATH/PROJECT/RUN_NAME``.
+        run_dir: the run's folder itself, in place of one under ``path``.
+        lora_rank, lora_alpha: of the adapter on all linear layers.
+        seed: of the adapter's first weights and of the server's sampling.
+        dtype: of the base weights in the server; the trainer computes in float32.
+        resume: continue the run in its folder from its last durable generation.
+        threads: that the trainer and the server compute with, each; by default the CPUs this process may use.
+        step_timeout_s: longest wait for one sign of progress of a step, in seconds.
+        progress: called with a line for the user while long things start.
+    """
+
+    def __init__(
+        self,
+        *,
+        runtime: ArtRuntime | None = None,
+        path: str | Path = ".art",
+        run_dir: str | Path | None = None,
+        lora_rank: int = 8,
+        lora_alpha: float = 16.0,
+        seed: int = 0,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        resume: bool = False,
+        threads: int | None = None,
+        step_timeout_s: float = 900.0,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self._owns_runtime = runtime is None
+        self._path = Path(path)
+        self._run_dir = Path(run_dir) if run_dir is not None else None
+        self._lora = LoraSpec(rank=lora_rank, alpha=lora_alpha)
+        self._seed = seed
+        self._dtype: Literal["float32", "bfloat16"] = dtype
+        self._resume = resume
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._step_timeout_s = step_timeout_s
+        self._progress = progress or (lambda line: None)
+        self._models: dict[str, _Registered] = {}
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def run_dir(self, model: TrainableModel) -> Path:
+        """The folder that the model's run is kept in."""
+        return self._run_dir or self._path / model.project / (model.run_name or model.name)
+
+    async def register(self, model: TrainableModel) -> None:
+        """Starts a trainer and a model service for ``model`` and makes its first version active.
+
+        Raises:
+            ConfigError: the model is registered already, ``base_model`` is no model folder, or the run's folder
+                holds a run and ``resume`` is off.
+            TopologyError: the hosts have no place for it.
+            RuntimeFailure: a part did not start; what had started is ended.
+        """
+        if self._closed:
+            raise ConfigError("this backend is closed; make a new one")
+        if model.name in self._models:
+            raise ConfigError(f"model {model.name!r} is registered with this backend already")
+        config = get_megatron_runtime_config()
+        runtime = await self._started_runtime()
+        placed = place(
+            runtime.topology,
+            parallel=config.topology,
+            service_name=model.name,
+            base_model=model.base_model,
+            max_model_len=config.packed_sequence_length,
+            max_lora_rank=self._lora.rank,
+            dtype=self._dtype,
+            seed=self._seed,
+        )
+        registered = _Registered(model, placed, config, runtime, self)
+        try:
+            await registered.start()
+        except BaseException:
+            await asyncio.shield(registered.discard())
+            raise
+        self._models[model.name] = registered
+        endpoint = registered.service.endpoint
+        model.inference_base_url = endpoint.base_url
+        model.inference_api_key = endpoint.api_key
+        model.inference_model_name = endpoint.model_name
+
+    async def _started_runtime(self) -> ArtRuntime:
+        if self._runtime is None:
+            slots = max(4, len(os.sched_getaffinity(0)) + 2)
+            topology = compile_topology(cluster=local_cluster(cpu_slots=slots))
+            self._runtime = await ArtRuntime.start_local(topology)
+        return self._runtime
+
+    async def train(
+        self,
+        model: TrainableModel,
+        groups: Iterable[TrajectoryGroup],
+        *,
+        config: TrainConfig | None = None,
+    ) -> TrainResult:
+        """Takes one optimizer step on the groups; the new policy is active when it returns.
+
+        Raises:
+            ConfigError: the model is not registered, or there is nothing in the groups.
+            RecordError: a trajectory carries no token records.
+            RuntimeFailure: a part died or failed; it is named, with its cause.
+        """
+        registered = self._models.get(model.name)
+        if registered is None:
+            raise ConfigError(
+                f"model {model.name!r} is not registered; `await model.register(backend)` first"
+            )
+        async with registered.lock:
+            return await registered.train(list(groups), config or TrainConfig())
+
+    async def close(self) -> None:
+        """Waits for durability, then ends trainers, services and, where owned, the runtime. Repeatable.
+
+        Raises:
+            CloseError: what failed, durability of the last version included; all was ended anyway.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        failures: list[Exception] = []
+        for registered in self._models.values():
+            failures += await registered.close()
+        self._models.clear()
+        if self._owns_runtime and self._runtime is not None:
+            try:
+                await self._runtime.close()
+            except CloseError as error:
+                failures += error.exceptions
+        if failures:
+            raise CloseError("the backend closed with failures", failures)
+
+
+class _Registered:
+    """One model's parts: queue, packing worker, trainer, service."""
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        placed: Placed,
+        config: MegatronRuntimeConfig,
+        runtime: ArtRuntime,
+        backend: MegatronBackend,
+    ) -> None:
+        self.lock = asyncio.Lock()
+        self.service: RunningModelService
+        self._model = model
+        self._placed = placed
+        self._config = config
+        self._runtime = runtime
+        self._backend = backend
+        self._trainer: MegatronTrainer | None = None
+        self._packer: ActorHandle | None = None
+        self._actors: list[ActorHandle] = []
+        self._segments = ShmSegmentStore(runtime.run_id, _RECORD_BYTES)
+        self._store = TrajectoryStore(CONTROLLER, 1 << 20, _RECORD_BYTES, segments=self._segments)
+        self._queue = TrajectoryQueue(_QUEUE_LIMITS)
+        self._ticket = 0
+        self._version = 0
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts everything; the slow parts, the server and the trainer, together."""
+        folder = self._backend.run_dir(self._model).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        packer, _, _ = await _together(
+            self._start_packer(), self._start_service(folder), self._start_trainer(folder)
+        )
+        self._packer = packer
+        trainer = self._ready_trainer
+        rpc_timeout_s = self._runtime.topology.rpc_timeout_s
+        await trainer.connect(self.service.peer, self._backend._step_timeout_s)
+        await trainer.publish_current(rpc_timeout_s)
+        await trainer.wait_sink(PUBLISH, self._version, self._backend._step_timeout_s)
+        self._watch = asyncio.create_task(self._watch_service())
+
+    @property
+    def _ready_trainer(self) -> MegatronTrainer:
+        assert self._trainer is not None
+        return self._trainer
+
+    async def _start_packer(self) -> ActorHandle:
+        name = f"packing worker {self._model.name}"
+        row_bytes = 64 * self._config.packed_sequence_length
+        capacity_bytes = BATCHES_IN_FLIGHT * max(256 << 20, 64 * row_bytes)
+        return self._keep(
+            await self._runtime.spawn_actor(name, PackingWorker, name, self._runtime.run_id, capacity_bytes)
+        )
+
+    async def _start_service(self, folder: Path) -> None:
+        spec = self._placed.service
+        options = EngineOptions(
+            dtype=self._backend._dtype,
+            max_model_len=self._config.packed_sequence_length,
+            max_num_seqs=spec.max_num_seqs,
+            max_lora_rank=spec.max_lora_rank,
+            threads=self._backend._threads,
+            seed=self._backend._seed,
+        )
+        self.service = await self._runtime.start_model_service(
+            spec,
+            ServiceSettings(self._model.base_model, str(folder / "logs"), options),
+            host=self._placed.service_host,
+            progress=self._backend._progress,
+        )
+        self._keep(self.service.handle)
+
+    async def _start_trainer(self, folder: Path) -> None:
+        self._trainer = await self._runtime.start_trainer(
+            TrainerRuntimeSpec(
+                model_path=self._model.base_model,
+                packed_sequence_length=self._config.packed_sequence_length,
+                topology=self._config.topology,
+                lora=self._backend._lora,
+                seed=self._backend._seed,
+                snapshot_capacity=self._config.snapshot_capacity + 1,
+                threads=self._backend._threads,
+            ),
+            name=f"trainer rank 0 of {self._model.name}",
+            host=self._placed.trainer_host,
+            progress=self._backend._progress,
+        )
+        self._keep(self._trainer.handle)
+        run = TrainingRunSpec(
+            run_id=self._model.run_name or self._model.name,
+            generations_dir=str(folder / "generations"),
+            resume_from="latest" if self._backend._resume else None,
+        )
+        self._version = await self._trainer.start_run(run, self._runtime.topology.startup_timeout_s)
+
+    def _keep(self, handle: ActorHandle) -> ActorHandle:
+        self._actors.append(handle)
+        return handle
+
+    async def _watch_service(self) -> None:
+        """Makes a dead or stalled server known to everyone who waits for it."""
+        while True:
+            failure = await self.service.failure()
+            if failure is not None:
+                self._runtime.report_failure(failure)
+                return
+            await asyncio.sleep(1.0)
+
+    async def train(self, groups: list[TrajectoryGroup], config: TrainConfig) -> TrainResult:
+        """One step."""
+        begun = time.monotonic()
+        refs = [group_refs for group in groups if (group_refs := self._refs_of(group))]
+        if not refs:
+            raise ConfigError("there is nothing to train on: no group holds a trajectory")
+        selection = await self._selected(refs)
+        packed = await self._packed(selection, config)
+        metrics = _reward_metrics(groups)
+        metrics |= _packing_metrics(packed)
+        if packed.ref is None:
+            await self._drop(selection.refs)
+            return TrainResult(self._version, metrics | {"skipped": 1.0})
+        completed = await self._stepped(packed, config)
+        self._version = completed.version
+        await self._drop(selection.refs)
+        published = time.monotonic()
+        receipt = await self._explained(
+            self._ready_trainer.wait_sink(PUBLISH, self._version, self._backend._step_timeout_s)
+        )
+        if completed.sink_errors:
+            raise RuntimeFailure(
+                "snapshots could not be kept: "
+                + "; ".join(f"{name}: {text}" for name, text in completed.sink_errors.items())
+            )
+        metrics |= completed.metrics
+        metrics |= {f"train_{stage}_s": seconds for stage, seconds in completed.timings.items()}
+        metrics |= {
+            "publish_s": receipt.duration_s,
+            "publish_wait_s": time.monotonic() - published,
+            "train_s": time.monotonic() - begun,
+            "skipped": 0.0,
+        }
+        return TrainResult(self._version, metrics)
+
+    def _refs_of(self, group: TrajectoryGroup) -> list[TrajectoryRef]:
+        """References to a group's records; what was made in this process is put into the store here."""
+        if group.pending:
+            raise ConfigError(f"{group} was not awaited; use art.gather_trajectory_groups")
+        group_id = next(
+            (item.ref.group_id for item in group if isinstance(item, TrajectoryHandle) and item.ref),
+            uuid.uuid4().hex,
+        )
+        refs = []
+        for item in group:
+            if isinstance(item, TrajectoryHandle):
+                if item.ref is None:
+                    raise ConfigError("a trajectory handle without a record cannot be trained on")
+                if item.ref.group_id != group_id:
+                    raise ConfigError(
+                        f"one group holds records of the groups {group_id!r} and {item.ref.group_id!r}"
+                    )
+                refs.append(item.ref)
+            else:
+                refs.append(self._store.put(trajectory_record(item, group_id=group_id)))
+        return refs
+
+    async def _selected(self, groups: list[list[TrajectoryRef]]) -> Selection:
+        rpc_timeout_s = self._runtime.topology.rpc_timeout_s
+        for refs in groups:
+            await self._queue.put(refs, rpc_timeout_s)
+        return await self._queue.select(len(groups), SelectionRule(), rpc_timeout_s)
+
+    async def _packed(self, selection: Selection, config: TrainConfig) -> PackingResult:
+        """Packs and consumes the selection; on any error the groups are the caller's again."""
+        assert self._packer is not None
+        self._ticket += 1
+        request = PackingRequest(
+            selection=selection,
+            packed_sequence_length=self._config.packed_sequence_length,
+            ticket=self._ticket,
+            policy_version=self._version,
+            advantage=AdvantageRule(scale="std" if config.scale_advantages else "none"),
+            lease_s=max(600.0, 2 * self._backend._step_timeout_s),
+        )
+        deadline_s = self._runtime.topology.rpc_timeout_s
+        try:
+            result: PackingResult = await self._packer.call(
+                "pack", request, await self._owners(selection), deadline_s, deadline_s=2 * deadline_s
+            )
+        finally:
+            self._queue.release(selection.lease, Outcome.CONSUMED)
+        return result
+
+    async def _owners(self, selection: Selection) -> list[OwnerEntry]:
+        entries = []
+        for name in sorted({ref.owner for ref in selection.refs}):
+            if name == CONTROLLER:
+                mine = [ref for ref in selection.refs if ref.owner == CONTROLLER]
+                entries.append(OwnerEntry(name, await self._store.fetch(mine, selection.lease, 60.0)))
+            else:
+                entries.append(OwnerEntry(name, self._owner(name).peer_reference()))
+        return entries
+
+    def _owner(self, name: str) -> ActorHandle:
+        handle = self._runtime.actors.get(name)
+        if handle is None:
+            raise RuntimeFailure(f"the owner {name!r} of a trajectory is not part of this runtime (any more)")
+        if handle.died is not None:
+            raise handle.died
+        return handle
+
+    async def _drop(self, refs: tuple[TrajectoryRef, ...]) -> None:
+        """Tells the owners that the records are done with."""
+        for name in {ref.owner for ref in refs}:
+            theirs = [ref for ref in refs if ref.owner == name]
+            if name == CONTROLLER:
+                await self._store.drop(theirs)
+            else:
+                await self._owner(name).call("drop", theirs, deadline_s=self._runtime.topology.rpc_timeout_s)
+
+    async def _stepped(self, packed: PackingResult, config: TrainConfig) -> Completed:
+        assert packed.ref is not None
+        assert self._packer is not None
+        job = RlTrainJob(
+            job_id=f"step-{self._version + 1:08d}-{self._ticket}",
+            batch=packed.ref,
+            expected_version=self._version,
+            resulting_version=self._version + 1,
+            learning_rate=config.learning_rate,
+            clip_low=config.clip_epsilon_low,
+            clip_high=config.clip_epsilon_high,
+            max_grad_norm=config.max_grad_norm or math.inf,
+        )
+        outcome = Outcome.DISCARDED
+        try:
+            completed = await self._explained(
+                self._ready_trainer.step(job, event_timeout_s=self._backend._step_timeout_s)
+            )
+            outcome = Outcome.CONSUMED
+        finally:
+            if self._packer.alive:
+                await self._packer.call(
+                    "release",
+                    packed.ref.batch_id,
+                    outcome,
+                    deadline_s=self._runtime.topology.rpc_timeout_s,
+                )
+        return completed
+
+    async def _explained[T](self, work: Coroutine[Any, Any, T]) -> T:
+        """Awaits ``work``; when it fails because the server did, the error says so."""
+        try:
+            return await work
+        except RuntimeFailure as error:
+            failure = await self.service.failure()
+            if failure is None or failure in str(error):
+                raise
+            raise RuntimeFailure(f"{failure}\nwhich showed as: {error}") from error
+
+    async def close(self) -> list[Exception]:
+        """Waits for durability and ends all parts; returns what failed."""
+        failures: list[Exception] = []
+        trainer = self._trainer
+        if trainer is not None and trainer.handle.alive and self._version > 0:
+            try:
+                await trainer.wait_sink(DURABILITY, self._version, 60.0)
+            except ArtError as error:
+                failures.append(error)
+        return failures + await self.discard()
+
+    async def discard(self) -> list[Exception]:
+        """Ends all parts; returns what failed on the way."""
+        if self._watch is not None:
+            self._watch.cancel()
+        results = await asyncio.gather(
+            *(self._runtime.stop_actor(handle) for handle in self._actors), return_exceptions=True
+        )
+        self._segments.close()
+        return [result for result in results if isinstance(result, Exception)]
+
+
+async def _together[*Results](*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
+    """Runs all; the first failure cancels the others, waits for them and is raised."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return tuple(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _reward_metrics(groups: list[TrajectoryGroup]) -> dict[str, float]:
+    rewards = [item.reward for group in groups for item in group if item.reward is not None]
+    failed = sum(len(group.exceptions) for group in groups)
+    mean = math.fsum(rewards) / len(rewards)
+    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+    return {
+        "reward": mean,
+        "reward_std": deviation,
+        "groups": float(len(groups)),
+        "trajectories": float(len(rewards)),
+        "failed_rollouts": float(failed),
+    }
+
+
+def _packing_metrics(packed: PackingResult) -> dict[str, float]:
+    counts = {name: float(value) for name, value in msgspec.structs.asdict(packed.counts).items()}
+    timing = {f"pack_{name}": float(value) for name, value in msgspec.structs.asdict(packed.timing).items()}
+    size = packed.ref.byte_count if packed.ref is not None else 0
+    return {**counts, **timing, "batch_bytes": float(size)}

@@ -1,0 +1,127 @@
+"""Finds the places of one model's trainer and service in a runtime's topology.
+
+What a topology names is used; what it leaves out is put on the controller's host and compiled again, so that a mistake
+shows before anything starts.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from art.errors import ConfigError
+from art_topology import (
+    ClusterSpec,
+    CpuPlacement,
+    HostSpec,
+    MegatronTopologyConfig,
+    ModelServiceMemberSpec,
+    ModelServiceSpec,
+    RuntimeTopology,
+    TrainerMeshSpec,
+    compile_topology,
+)
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """Where one model's parts run; hosts are indices in node order."""
+
+    trainer_host: int
+    service: ModelServiceSpec
+    service_host: int
+
+
+def place(
+    topology: RuntimeTopology,
+    *,
+    parallel: MegatronTopologyConfig,
+    service_name: str,
+    base_model: str,
+    max_model_len: int,
+    max_lora_rank: int,
+    dtype: Literal["float32", "bfloat16"],
+    seed: int,
+) -> Placed:
+    """Places one model.
+
+    Raises:
+        TopologyError: the hosts have no place for what the topology leaves out.
+        ConfigError: the topology names services, but none called ``service_name``, or asks for more than one trainer
+            rank or host, which this version does not run.
+    """
+    if topology.services and service_name not in {service.name for service in topology.services}:
+        names = ", ".join(service.name for service in topology.services)
+        raise ConfigError(
+            f"the topology has the services {names}; none is named {service_name!r} as the model is"
+        )
+    if topology.trainer is None or not topology.services:
+        topology = _completed(
+            topology,
+            TrainerMeshSpec(
+                placements=(CpuPlacement(host_id=topology.controller_host_id),), parallel=parallel
+            ),
+            ModelServiceSpec(
+                name=service_name,
+                base_model=base_model,
+                members=(
+                    ModelServiceMemberSpec(placement=CpuPlacement(host_id=topology.controller_host_id)),
+                ),
+                max_model_len=max_model_len,
+                max_lora_rank=_rank_for_vllm(max_lora_rank),
+                dtype=dtype,
+                seed=seed,
+            ),
+        )
+    trainer, service = topology.trainer, topology.service(service_name)
+    assert trainer is not None
+    if trainer.world_size != 1 or len(service.members) != 1:
+        raise ConfigError(
+            f"this version runs one trainer rank and one member of a service; the topology asks for "
+            f"{trainer.world_size} ranks and {len(service.members)} members"
+        )
+    index = {host.host_id: number for number, host in enumerate(topology.hosts)}
+    return Placed(
+        trainer_host=index[trainer.hosts[0].host_id],
+        service=service.spec,
+        service_host=index[service.members[0].host_id],
+    )
+
+
+def _completed(
+    topology: RuntimeTopology, trainer: TrainerMeshSpec, service: ModelServiceSpec
+) -> RuntimeTopology:
+    cluster = ClusterSpec(
+        hosts=tuple(
+            HostSpec(
+                host_id=host.host_id,
+                address=host.address,
+                node_rank=host.node_rank,
+                cpu_slots=host.cpu_slots,
+                gpus=host.gpus,
+                reserved_ports=host.reserved_ports,
+            )
+            for host in topology.hosts
+        ),
+        controller_host_id=topology.controller_host_id,
+        startup_timeout_s=topology.startup_timeout_s,
+        rpc_timeout_s=topology.rpc_timeout_s,
+        nccl_transport=topology.nccl_transport,
+        nixl_transport=topology.nixl_transport,
+    )
+    if topology.trainer is not None or topology.services:
+        raise ConfigError(
+            "the topology names a trainer or services, but not both; name both, or neither to have them placed"
+        )
+    return compile_topology(cluster=cluster, trainer=trainer, services=(service,))
+
+
+def _rank_for_vllm(rank: int) -> int:
+    """The smallest rank of vLLM's list that holds ``rank``.
+
+    Raises:
+        ConfigError: none does.
+    """
+    allowed = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+    for candidate in allowed:
+        if rank <= candidate:
+            return candidate
+    raise ConfigError(f"a LoRA rank of {rank} is more than vLLM serves ({allowed[-1]})")
