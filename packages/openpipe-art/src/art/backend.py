@@ -1,14 +1,16 @@
 """MegatronBackend: trains a registered model with a warm Megatron rank and serves it with vLLM.
 
-One step: references go through the queue, a packing worker fetches their records from the owners and writes a batch
-into shared memory, the rank trains on it, and the new adapter is active in the server before :meth:`train` returns.
+One step: references go through the queue, a packing worker fetches their records from the owners and writes a
+batch into shared memory, the rank trains on it, and the new adapter is active in the server before
+:meth:`train` returns.
 
 What always holds:
 
-- Groups are consumed from the queue before the rank steps on them, so nothing is trained on twice. Records are dropped
-  by their owners after the step; when no step was taken they are still there, and the same groups can be given again.
-- A version is returned only when every member of the service runs it. Durability goes on beside the next steps; what
-  fails there is raised by the next :meth:`train`, or by :meth:`close`.
+- Groups are consumed from the queue before the rank steps on them, so nothing is trained on twice. Records
+  are dropped by their owners after the step; when no step was taken they are still there, and the same groups
+  can be given again.
+- A version is returned only when every member of the service runs it. Durability goes on beside the next
+  steps; what fails there is raised by the next :meth:`train`, or by :meth:`close`.
 """
 
 import asyncio
@@ -123,7 +125,8 @@ class MegatronBackend:
         """Starts a trainer and a model service for ``model`` and makes its first version active.
 
         Raises:
-            ConfigError: the model is registered already, ``base_model`` is no model folder, or the run's folder
+            ConfigError: the model is registered already, ``base_model`` is no model folder, or the run's
+            folder
                 holds a run and ``resume`` is off.
             TopologyError: the hosts have no place for it.
             RuntimeFailure: a part did not start; what had started is ended.

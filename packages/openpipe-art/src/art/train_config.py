@@ -34,9 +34,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
 class TrainResult(msgspec.Struct, frozen=True):
     """A finished step.
 
-    ``step`` is the policy version that is active now. ``metrics`` are numbers by name: ``reward``, ``loss`` and
-    the like; names that end in ``_s`` are seconds, in ``_bytes`` bytes. ``skipped`` is 1 when the rewards held
-    nothing to learn from and no step was taken.
+    ``step`` is the policy version that is active now. ``metrics`` are numbers by name: ``reward``, ``loss``
+    and the like; names that end in ``_s`` are seconds, in ``_bytes`` bytes. ``skipped`` is 1 when the rewards
+    held nothing to learn from and no step was taken.
     """
 
     step: int

@@ -67,7 +67,8 @@ class PackingWorker:
         """
         if len(self._batches) >= BATCHES_IN_FLIGHT:
             raise PackingError(
-                f"{len(self._batches)} batches are held already ({', '.join(self._batches)}); release one first"
+                f"{len(self._batches)} batches are held already ({', '.join(self._batches)}); "
+                "release one first"
             )
         ways = {entry.name: self._way(entry.way, deadline_s) for entry in owners}
         result = await pack_selection(request, ways, self._segments, deadline_s, owner=self._owner)

@@ -1,7 +1,7 @@
 """Finds the places of one model's trainer and service in a runtime's topology.
 
-What a topology names is used; what it leaves out is put on the controller's host and compiled again, so that a mistake
-shows before anything starts.
+What a topology names is used; what it leaves out is put on the controller's host and compiled again, so that
+a mistake shows before anything starts.
 """
 
 from typing import Literal
@@ -45,7 +45,8 @@ def place(
 
     Raises:
         TopologyError: the hosts have no place for what the topology leaves out.
-        ConfigError: the topology names services, but none called ``service_name``, or asks for more than one trainer
+        ConfigError: the topology names services, but none called ``service_name``, or asks for more than one
+        trainer
             rank or host, which this version does not run.
     """
     if topology.services and service_name not in {service.name for service in topology.services}:
@@ -109,7 +110,8 @@ def _completed(
     )
     if topology.trainer is not None or topology.services:
         raise ConfigError(
-            "the topology names a trainer or services, but not both; name both, or neither to have them placed"
+            "the topology names a trainer or services, but not both; name both, or neither to have them "
+            "placed"
         )
     return compile_topology(cluster=cluster, trainer=trainer, services=(service,))
 

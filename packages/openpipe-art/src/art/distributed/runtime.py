@@ -246,8 +246,8 @@ class ArtRuntime:
             raise
         if progress is not None:
             progress(
-                f"trainer loaded: {report.base_parameters / 1e6:.1f} M parameters, {report.trained_parameters / 1e6:.2f} M "
-                f"of them trained, in {report.duration_s:.1f} s"
+                f"trainer loaded: {report.base_parameters / 1e6:.1f} M parameters, "
+                f"{report.trained_parameters / 1e6:.2f} M of them trained, in {report.duration_s:.1f} s"
             )
         return trainer
 

@@ -49,7 +49,7 @@ class ServiceEndpoint(msgspec.Struct, frozen=True, tag="endpoint"):
 
 
 class ModelServiceHost:
-    """A service (see :mod:`art.distributed.service`) that owns one :class:`art_serving.service.ModelService`."""
+    """A service (see :mod:`art.distributed.service`) that owns one ``art_serving.service.ModelService``."""
 
     def __init__(self, spec: ModelServiceSpec, settings: ServiceSettings) -> None:
         self._spec = spec

@@ -1,7 +1,7 @@
 """A warm trainer rank as an actor, and the controller's end of it.
 
-The rank's process owns the model, the optimizer and the snapshot segments. It publishes to a model service directly;
-the controller sees references and events only.
+The rank's process owns the model, the optimizer and the snapshot segments. It publishes to a model service
+directly; the controller sees references and events only.
 """
 
 import time
@@ -25,7 +25,8 @@ PUBLISH = "publish"
 class PublicationSink:
     """Activates snapshots in one model service.
 
-    It holds the lease of the last version that became active, since a restarted member is given that version again.
+    It holds the lease of the last version that became active, since a restarted member is given that version
+    again.
     """
 
     def __init__(self) -> None:
