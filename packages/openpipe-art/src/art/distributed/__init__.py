@@ -80,7 +80,41 @@ _HOME = {
     "local_cluster": "art_topology",
 }
 
-__all__ = [*_HOME]
+__all__ = [
+    "ActorDied",
+    "ActorHandle",
+    "ActorTimeout",
+    "ArtLaunchContext",
+    "ArtRuntime",
+    "CallableError",
+    "CloseError",
+    "ClusterSpec",
+    "CpuPlacement",
+    "EndpointSpec",
+    "GpuPlacement",
+    "HostMeshes",
+    "HostSpec",
+    "InstalledAsyncCallable",
+    "ModelServiceMemberSpec",
+    "ModelServiceSpec",
+    "NcclTransportSpec",
+    "NixlTransportSpec",
+    "PackedBatchRef",
+    "PackingRequest",
+    "ProgramError",
+    "RemoteError",
+    "RemoteRecordOwner",
+    "RolloutExecutor",
+    "RuntimeFailure",
+    "RuntimeTopology",
+    "StartupError",
+    "TopologyError",
+    "TrainerMeshSpec",
+    "VllmParallelSpec",
+    "compile_topology",
+    "homogeneous_cluster",
+    "local_cluster",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -36,13 +36,13 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 Greeting = Hello | Raised
 
 
-class ServiceActor(Actor):
+class ServiceActor(Actor):  # type: ignore[misc]
     """Made by the runtime; ``start`` comes first."""
 
     def __init__(self) -> None:
         self._host: ServiceHost | None = None
 
-    @concurrent_endpoint
+    @concurrent_endpoint  # type: ignore[untyped-decorator]
     async def start(self, reference: bytes) -> bytes:
         """Imports and makes the service (a :class:`ServiceReference`); answers with a :class:`Greeting`."""
         return msgspec.msgpack.encode(self._start(msgspec.msgpack.decode(reference, type=ServiceReference)))
@@ -62,23 +62,23 @@ class ServiceActor(Actor):
             raise RuntimeError("the service was not started")
         return self._host
 
-    @concurrent_endpoint
+    @concurrent_endpoint  # type: ignore[untyped-decorator]
     async def call(self, message: bytes) -> bytes:
         """A :class:`Call`; answers with a :class:`Reply`."""
         return _encode(await self._started.call(msgspec.msgpack.decode(message, type=Call)))
 
-    @concurrent_endpoint
+    @concurrent_endpoint  # type: ignore[untyped-decorator]
     async def next_item(self, message: bytes) -> bytes:
         """A :class:`NextItem`; answers with a :class:`Reply`."""
         return _encode(await self._started.next_item(msgspec.msgpack.decode(message, type=NextItem)))
 
-    @concurrent_endpoint
+    @concurrent_endpoint  # type: ignore[untyped-decorator]
     async def cancel(self, message: bytes) -> bytes:
         """A :class:`Cancel`; answers with nothing."""
         await self._started.cancel(msgspec.msgpack.decode(message, type=Cancel))
         return b""
 
-    @concurrent_endpoint
+    @concurrent_endpoint  # type: ignore[untyped-decorator]
     async def close(self, _message: bytes) -> bytes:
         """Closes the service; answers with a :class:`Reply`."""
         return _encode(await self._started.close())

@@ -19,7 +19,10 @@ from art.distributed.errors import CallableError
 
 type AsyncFunction = Callable[..., Awaitable[Any]]
 
-_RULE = "Only a top-level `async def` of an importable module can run in another process: ART sends its import path"
+_RULE = (
+    "Only a top-level `async def` of an importable module can run in another process: ART sends its import "
+    "path"
+)
 
 
 class InstalledAsyncCallable(msgspec.Struct, frozen=True):
@@ -54,7 +57,8 @@ class InstalledAsyncCallable(msgspec.Struct, frozen=True):
             raise CallableError(f"a lambda of {function.__module__} was given. {_RULE}")
         if "<locals>" in shown:
             raise CallableError(
-                f"{shown} is defined inside a function and may close over its variables. {_RULE}; pass what varies "
+                f"{shown} is defined inside a function and may close over its variables. {_RULE}; pass what "
+                "varies "
                 "as scenario or config"
             )
         if "." in shown:
@@ -64,7 +68,8 @@ class InstalledAsyncCallable(msgspec.Struct, frozen=True):
         module = sys.modules.get(function.__module__)
         if module is None or getattr(module, function.__name__, None) is not function:
             raise CallableError(
-                f"{function.__module__}.{function.__name__} is not the function that was given (decorated or replaced "
+                f"{function.__module__}.{function.__name__} is not the function that was given (decorated "
+                "or replaced "
                 f"after its definition). {_RULE}"
             )
         path = _source_file(module)
@@ -86,15 +91,18 @@ class InstalledAsyncCallable(msgspec.Struct, frozen=True):
             module = importlib.import_module(self.module)
         except ImportError as error:
             raise CallableError(
-                f"{self} cannot be imported in this worker: {error}. The module must be installed, or its folder be "
+                f"{self} cannot be imported in this worker: {error}. The module must be installed, or its "
+                "folder be "
                 f"on the Python path, on every host (the controller has it at {self.source_path})"
             ) from error
         path = _source_file(module)
         digest = source_digest(path)
         if digest != self.source_digest:
             raise CallableError(
-                f"{self} is another source here: {path} has digest {digest[:12]}, the controller's {self.source_path} "
-                f"has {self.source_digest[:12]}. Synchronize the source, or restart if it was edited after the start"
+                f"{self} is another source here: {path} has digest {digest[:12]}, the controller's "
+                f"{self.source_path} "
+                f"has {self.source_digest[:12]}. Synchronize the source, or restart if it was edited after "
+                "the start"
             )
         function = getattr(module, self.name, None)
         if not inspect.iscoroutinefunction(function):

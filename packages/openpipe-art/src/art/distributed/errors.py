@@ -68,6 +68,5 @@ class RemoteError(RuntimeFailure):
 class CloseError(RuntimeFailure, ExceptionGroup[Exception]):
     """Closing went on to its end; these parts failed on the way."""
 
-    def derive(self, excs: object) -> "CloseError":
-        """Keeps the type when the group is split."""
-        return CloseError(self.message, excs)  # type: ignore[arg-type]
+    def __str__(self) -> str:
+        return f"{self.message}: " + "; ".join(str(error) for error in self.exceptions)

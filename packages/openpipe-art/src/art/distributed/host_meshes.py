@@ -180,7 +180,8 @@ def _read_address(process: subprocess.Popen[bytes], deadline_s: float) -> str:
         process.wait(5.0)
         raise StartupError(f"the worker process {_how_ended(process)} while starting; its output is above")
     raise StartupError(
-        f"the worker process did not start within {deadline_s:.0f} s; raise startup_timeout_s if this machine is slow"
+        f"the worker process did not start within {deadline_s:.0f} s; raise startup_timeout_s if this "
+        "machine is slow"
     )
 
 

@@ -49,7 +49,8 @@ def prepare(transport: str) -> None:
             monarch.actor.enable_transport(transport)
         except RuntimeError as error:
             raise StartupError(
-                f"Monarch cannot listen on {transport}: {error}. Start the runtime before other use of Monarch"
+                f"Monarch cannot listen on {transport}: {error}. Start the runtime before other use of "
+                "Monarch"
             ) from error
         _install_hook(monarch.actor)
         _transport = transport

@@ -8,7 +8,8 @@ miss that.
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -52,7 +53,8 @@ class RolloutExecutor:
         self._places = places(runtime.topology)
         if not 1 <= target_workers <= len(self._places):
             raise RuntimeFailure(
-                f"target_workers is {target_workers}; the topology has {len(self._places)} free CPU slots, so it must "
+                f"target_workers is {target_workers}; the topology has {len(self._places)} free CPU slots, "
+                "so it must "
                 f"be 1 to {len(self._places)}. Raise cpu_slots of the hosts for more"
             )
         self._rollout_timeout_s = rollout_timeout_s
@@ -84,7 +86,8 @@ class RolloutExecutor:
         wrong = [worker for worker in chosen if not 0 <= worker < len(self._places)]
         if wrong:
             raise RuntimeFailure(
-                f"workers {wrong} do not exist; the topology has {len(self._places)} free CPU slots, counted from 0"
+                f"workers {wrong} do not exist; the topology has {len(self._places)} free CPU slots, "
+                "counted from 0"
             )
         self._workers = chosen
 
@@ -138,7 +141,9 @@ class RolloutExecutor:
         worker = min(self._workers, key=lambda index: (self._running[index], self._workers.index(index)))
         with _counted(self._running, worker):
             handle = await self._worker(worker)
-            result = await handle.call("submit", request, deadline_s=self._rollout_timeout_s)
+            result: TrajectoryHandle = await handle.call(
+                "submit", request, deadline_s=self._rollout_timeout_s
+            )
         return msgspec.structs.replace(result, worker=handle.role)
 
     def _request(
@@ -233,12 +238,10 @@ def places(topology: RuntimeTopology) -> tuple[int, ...]:
     )
 
 
-class _counted:  # noqa: N801 - reads as a statement
-    def __init__(self, counter: Counter[int], key: int) -> None:
-        self._counter, self._key = counter, key
-
-    def __enter__(self) -> None:
-        self._counter[self._key] += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._counter[self._key] -= 1
+@contextmanager
+def _counted(running: Counter[int], worker: int) -> Iterator[None]:
+    running[worker] += 1
+    try:
+        yield
+    finally:
+        running[worker] -= 1

@@ -94,7 +94,8 @@ def reference_of(
     """
     if "<locals>" in cls.__qualname__ or cls.__module__ == "__main__":
         raise ServiceError(
-            f"{cls.__module__}.{cls.__qualname__} cannot be imported in another process; define it at the top level "
+            f"{cls.__module__}.{cls.__qualname__} cannot be imported in another process; define it at the "
+            "top level "
             "of a module"
         )
     return ServiceReference(cls.__module__, cls.__qualname__, encode(list(arguments)), python_path)
@@ -119,7 +120,8 @@ def encode(value: Any) -> bytes:
         return arrays.encode(value)
     except (TypeError, NotImplementedError) as error:
         raise ServiceError(
-            f"{type(value).__name__} cannot cross a process boundary: {error}. Send msgspec structs, plain data or "
+            f"{type(value).__name__} cannot cross a process boundary: {error}. Send msgspec structs, plain "
+            "data or "
             "NumPy arrays"
         ) from error
 
@@ -176,7 +178,8 @@ def decode_arguments(signature: Signature, data: bytes) -> list[Any]:
     raw = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
     if not signature.required <= len(raw) <= len(signature.parameters):
         raise ServiceError(
-            f"{signature.name}() takes {signature.required} to {len(signature.parameters)} arguments, got {len(raw)}"
+            f"{signature.name}() takes {signature.required} to {len(signature.parameters)} arguments, got "
+            f"{len(raw)}"
         )
     try:
         return [
@@ -234,7 +237,7 @@ class ServiceHost:
         stream = self._streams.get(request.call_id)
         if stream is None:
             return Raised("ServiceError", f"no stream {request.call_id}: it was closed", "")
-        task = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
+        task = asyncio.ensure_future(anext(stream))
         self._running[request.call_id] = task
         try:
             return Value(encode(await task))

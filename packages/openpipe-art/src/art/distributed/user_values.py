@@ -64,7 +64,8 @@ def pack(value: Any, what: str) -> bytes:
         _Pickler(buffer, protocol=5).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise CallableError(
-            f"{what} of type {type(value).__name__} cannot be sent to another process: {error}. Use plain data, "
+            f"{what} of type {type(value).__name__} cannot be sent to another process: {error}. Use plain "
+            "data, "
             "dataclasses, msgspec structs or pydantic models of top-level classes"
         ) from error
     return buffer.getvalue()

@@ -1,0 +1,196 @@
+"""``art-monarch``: runs a controller program on hosts that it attaches.
+
+``local`` owns one worker on loopback. SIGINT, SIGTERM and SIGHUP cancel the program; it has a few seconds to
+close, then the process leaves and the run's custodian ends what is left. The exit code is 128 and the
+signal's number.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from art.distributed.errors import ProgramError
+from art.distributed.programs import Main, Program, parse_program
+from art.errors import ArtError
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LEAVE_S = 7.0
+_USAGE_ERROR = 2
+_FAILURE = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The command; leaves with the program's result: 0, 1 after an error, 2 for a wrong reference, 128 +
+    signal."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """As :func:`main`, but returns the exit code."""
+    options = _parser().parse_args(arguments)
+    with _Signals() as signals:
+        try:
+            program = parse_program(options.program)
+            function = program.load()
+        except ProgramError as error:
+            sys.stderr.write(f"art-monarch: {error}\n")
+            return _USAGE_ERROR
+        code = _run_program(program, function, options, signals)
+    return 128 + signals.received if signals.received is not None else code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="art-monarch", description="Runs an ART controller program.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    local = commands.add_parser(
+        "local", help="run on this machine", description="Runs the program with one worker on loopback."
+    )
+    local.add_argument(
+        "--program",
+        required=True,
+        metavar="FILE_OR_MODULE:FUNCTION",
+        help="top-level `async def FUNCTION(launch: ArtLaunchContext)` of a script or of an importable module",
+    )
+    local.add_argument(
+        "--port", type=_port, default=0, help="the worker's port; 0 (default) selects a fresh one"
+    )
+    local.add_argument(
+        "--startup-timeout",
+        type=_seconds,
+        default=90.0,
+        metavar="SECONDS",
+        help="limit for the worker to come up (default 90)",
+    )
+    return parser
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port (0 to 65535)")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def _run_program(program: Program, function: Main, options: argparse.Namespace, signals: "_Signals") -> int:
+    try:
+        asyncio.run(_run_local(program, function, options, signals))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        if signals.received is None:
+            sys.stderr.write("art-monarch: the program was cancelled\n")
+            return _FAILURE
+    except ArtError as error:
+        traceback.print_exception(error) if _in_user_code(error, program) else None
+        sys.stderr.write(f"art-monarch: {error}\n")
+        return _FAILURE
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else _FAILURE if leave.code else 0
+    except Exception:  # noqa: BLE001 - a program's error is shown as Python shows it
+        traceback.print_exc()
+        return _FAILURE
+    return 0
+
+
+def _in_user_code(error: BaseException, program: Program) -> bool:
+    module = sys.modules.get(program.module)
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename == getattr(module, "__file__", None) for frame in frames)
+
+
+async def _run_local(
+    program: Program, function: Main, options: argparse.Namespace, signals: "_Signals"
+) -> None:
+    from art.distributed.host_meshes import HostMeshes
+    from art.distributed.launch import ArtLaunchContext
+
+    signals.cancels(asyncio.current_task())
+    hosts = await HostMeshes.start_local(
+        port=options.port,
+        python_path=[program.folder] if program.folder is not None else [],
+        startup_timeout_s=options.startup_timeout,
+    )
+    try:
+        await function(ArtLaunchContext(hosts))
+    finally:
+        await hosts.close()
+
+
+class _Signals:
+    """Turns the first signal into a cancellation of the program and leaves the process some seconds later.
+
+    A thread waits for signals by the wakeup descriptor, so that it also notices one while the main thread is
+    busy in code that does not return to Python.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._target: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "_Signals":
+        self._read, self._write = socket.socketpair()
+        self._write.setblocking(False)
+        self._old = {number: signal.signal(number, _noted) for number in _SIGNALS}
+        self._old_wakeup = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="art-signals", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._old_wakeup)
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        with contextlib.suppress(OSError):
+            self._write.shutdown(socket.SHUT_WR)
+
+    def cancels(self, task: "asyncio.Task[None] | None") -> None:
+        """Names the task that a signal cancels; at once, if one came already."""
+        assert task is not None
+        with self._lock:
+            self._target = (asyncio.get_running_loop(), task)
+            if self.received is not None:
+                task.cancel()
+
+    def _watch(self) -> None:
+        for number in self._numbers():
+            if number not in _SIGNALS or self.received is not None:
+                continue
+            with self._lock:
+                self.received = number
+                target = self._target
+            leave = threading.Timer(_LEAVE_S, os._exit, [128 + number])
+            leave.daemon = True
+            leave.start()
+            if target is not None:
+                loop, task = target
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(task.cancel)
+            else:
+                os._exit(128 + number)
+
+    def _numbers(self) -> Iterator[int]:
+        while data := self._read.recv(64):
+            yield from data
+
+
+def _noted(_number: int, _frame: object) -> None:
+    """Keeps Python from its default action; the thread acts."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The program that ``art-monarch`` runs: ``FILE_OR_MODULE:FUNCTION``, a top-level async function of one
+argument."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from art.distributed.errors import ProgramError
+
+if TYPE_CHECKING:
+    from art.distributed.launch import ArtLaunchContext
+
+type Main = Callable[["ArtLaunchContext"], Awaitable[None]]
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A checked reference.
+
+    Args:
+        module: to be imported.
+        function: its name in the module.
+        folder: the script's folder, to be added to the Python path here and in every worker; ``None`` for a
+            module that is importable already.
+    """
+
+    module: str
+    function: str
+    folder: str | None = None
+
+    def load(self) -> Main:
+        """Imports the function.
+
+        Raises:
+            ProgramError: the import fails, or it is not a top-level async function that takes the launch
+                context.
+        """
+        if self.folder is not None and self.folder not in sys.path:
+            sys.path.insert(0, self.folder)
+        try:
+            module = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            missing = error.name == self.module or (error.name and self.module.startswith(f"{error.name}."))
+            raise ProgramError(
+                f"there is no module {self.module!r}; give a script as path/to/script.py:{self.function}, "
+                "or an "
+                "installed module"
+                if missing
+                else f"{self.module} cannot be imported: {error}"
+            ) from error
+        except Exception as error:
+            raise ProgramError(f"{self.module} cannot be imported: {_last_frame(error)}") from error
+        self._check_origin(module.__file__)
+        function = getattr(module, self.function, None)
+        if function is None:
+            raise ProgramError(f"{self.module} ({module.__file__}) has no function {self.function!r}")
+        if not inspect.iscoroutinefunction(function):
+            raise ProgramError(
+                f"{self.module}:{self.function} is not an async function; it must be "
+                f"`async def {self.function}(launch: ArtLaunchContext) -> None`"
+            )
+        try:
+            inspect.signature(function).bind(None)
+        except TypeError as error:
+            raise ProgramError(
+                f"{self.module}:{self.function} must take one argument, the ArtLaunchContext: {error}"
+            ) from error
+        return function
+
+    def _check_origin(self, origin: str | None) -> None:
+        if self.folder is None:
+            return
+        expected = Path(self.folder, f"{self.module}.py")
+        if origin is None or Path(origin).resolve() != expected:
+            raise ProgramError(
+                f"{expected} cannot be imported as {self.module!r}: that name belongs to {origin}. Rename "
+                "the script"
+            )
+
+
+def parse_program(text: str) -> Program:
+    """Reads a reference; does not import anything.
+
+    Raises:
+        ProgramError: it is malformed, or the script is not there.
+    """
+    place, colon, function = text.rpartition(":")
+    if not colon or not place or not function.isidentifier():
+        raise ProgramError(
+            f"{text!r} is not FILE_OR_MODULE:FUNCTION; write for example train.py:main or "
+            "my_package.train:main"
+        )
+    if not (place.endswith(".py") or "/" in place):
+        if not all(part.isidentifier() for part in place.split(".")):
+            raise ProgramError(f"{place!r} in {text!r} is neither a script (.py) nor a module name")
+        return Program(place, function)
+    path = Path(place).expanduser().resolve()
+    if not path.is_file():
+        raise ProgramError(f"there is no script {path}")
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise ProgramError(
+            f"{path.name} cannot be imported: its name must be a Python name with the suffix .py"
+        )
+    return Program(path.stem, function, str(path.parent))
+
+
+def _last_frame(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
