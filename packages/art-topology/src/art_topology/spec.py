@@ -5,7 +5,8 @@ A specification says nothing about whether it fits its neighbours; that is the c
 topology can be written down whole, and compiled to see everything that is wrong with it.
 """
 
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import msgspec
 
@@ -48,11 +49,16 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     def __post_init__(self) -> None:
-        for field in msgspec.structs.fields(type(self)):
-            value = getattr(self, field.name)
+        for name, kind in _field_types(type(self)):
+            value = getattr(self, name)
             try:
-                checked = msgspec.convert(value, field.type)
+                checked = msgspec.convert(value, kind)
             except msgspec.ValidationError as error:
-                raise SpecError(f"{type(self).__name__}.{field.name}: {error}; it is {value!r}") from None
+                raise SpecError(f"{type(self).__name__}.{name}: {error}; it is {value!r}") from None
             if checked is not value:
-                msgspec.structs.force_setattr(self, field.name, checked)
+                msgspec.structs.force_setattr(self, name, checked)
+
+
+@cache
+def _field_types(spec: type[Spec]) -> tuple[tuple[str, Any], ...]:
+    return tuple((field.name, field.type) for field in msgspec.structs.fields(spec))
