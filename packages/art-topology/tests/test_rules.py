@@ -151,6 +151,12 @@ CASES = [
     ("ART-T106", "cluster.hosts[0].address", given(host("a", "127.0.0.1"), B), given(host("a", "127.0.0.1"))),
     ("ART-T106", "cluster.hosts[0].address", given(host("a", "::1"), B), given(host("a", "::1"))),
     ("ART-T106", "cluster.hosts[0].address", given(host("a", "localhost"), B), given(host("a", "localhost"))),
+    (
+        "ART-T106",
+        "cluster.hosts[0].address",
+        given(host("a", "localhost.localdomain"), B),
+        given(host("a", "gpu-a.localdomain"), B),
+    ),
     ("ART-T106", "cluster.hosts[0].address", given(host("a", "::ffff:127.0.0.1"), B), given(A, B)),
     ("ART-T106", "cluster.hosts[0].address", given(host("a", "0.0.0.0")), given(A)),
     ("ART-T106", "cluster.hosts[0].address", given(host("a", "::")), given(A)),

@@ -4,7 +4,9 @@ import ipaddress
 import re
 
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
-_LOOPBACK_NAMES = frozenset({"localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"})
+_LOOPBACK_NAMES = frozenset(
+    {"localhost", "localhost4", "localhost6", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}
+)
 
 
 def canonical(address: str) -> str:
@@ -38,7 +40,7 @@ def is_loopback(address: str) -> bool:
     if ip is not None:
         return ip.is_loopback
     name = canonical(address)
-    return name in _LOOPBACK_NAMES or name.endswith((".localhost", ".localdomain"))
+    return name in _LOOPBACK_NAMES or name.endswith(".localhost")
 
 
 def is_wildcard(address: str) -> bool:
