@@ -7,7 +7,8 @@ What always holds:
 
 - A row has at most ``packed_sequence_length`` physical tokens. A tree above that is split at branches.
 - Every completion token of every packed trajectory has exactly one loss entry, and nothing else has one. What
-  its source position can see in its row is exactly the prompt and completion before it, at positions from 0 on.
+  its source position can see in its row is exactly the prompt and completion before it, at positions from 0
+  on.
 - A token that predicts nothing (the last of a sequence) is a target only; it is no physical token.
 - The weights of a batch sum to 1 (see :class:`LossWeightRule`), up to float32 rounding.
 - Failed records take part in nothing, and are counted.

@@ -20,6 +20,7 @@ from art_dataplane.prefix_forest import (
     Forest,
     SortedSequences,
     build_forest,
+    size_of_parts,
     sort_sequences,
     split_at_branches,
     write_forest,
@@ -334,7 +335,7 @@ def _cut(parts: SortedSequences, begin: int, end: int, capacity: int) -> list[tu
     tree = SortedSequences(
         parts.sequences[begin:end], parts.order[begin:end], parts.lengths[begin:end], parts.shared[begin:end]
     )
-    if int((tree.lengths - tree.shared).sum()) <= capacity:
+    if size_of_parts(tree) <= capacity:
         return [(begin, end)]
     return [(begin + low, begin + high) for low, high in split_at_branches(tree, capacity)]
 
@@ -404,7 +405,7 @@ def _layout(
 def _write_sources(unit: _Unit, out: np.ndarray, end: int, base: int) -> int:
     """Writes the unit's loss sources from entry ``end`` on; returns the entry behind the last."""
     forest = unit.forest
-    # Depth-first indices of the current sequence's tokens; what it shares with the predecessor stays in place.
+    # Depth-first indices of the current sequence's tokens; what its predecessor shares stays in place.
     path = np.empty(int(forest.lengths.max()), np.int32)
     counting = np.arange(base, base + forest.size, dtype=np.int32)
     shared, lengths, starts = forest.shared.tolist(), forest.lengths.tolist(), forest.start.tolist()

@@ -199,7 +199,7 @@ class TrajectoryQueue:
         return self._take(ordered[:count], holder, lease_s, stale=False)
 
     def release(self, lease: Lease, outcome: Outcome) -> tuple[TrajectoryRef, ...]:
-        """Ends a lease: consumed groups are gone (let their owners drop the records), discarded ones wait again.
+        """Ends a lease: consumed groups are gone (owners may drop the records), discarded ones wait again.
 
         Returns:
             The references that the lease was on.

@@ -1,0 +1,152 @@
+"""Records stay with their owner, bounded, and go to whoever has the newest fence."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from art_dataplane import (
+    DeadlineError,
+    InlineLocation,
+    Lease,
+    LeaseError,
+    RecordError,
+    ShmLocation,
+    StoreError,
+    StoreFullError,
+    TrajectoryStore,
+    encode,
+    list_segments,
+    read_records,
+    trajectory_ref,
+)
+
+
+def lease(fence: int = 1) -> Lease:
+    return Lease(f"lease-{fence}", fence, "packing", 60.0)
+
+
+def big(record, exchange, name: str):
+    return record(name, exchanges=[exchange(range(20_000), [1, 2])])
+
+
+async def test_small_fetches_are_inline_and_keep_the_order_asked_for(record):
+    store = TrajectoryStore("w", 10, 1 << 20)
+    refs = [store.put(record(f"r{index}")) for index in range(3)]
+    location = await store.fetch(refs[::-1], lease(), 1.0)
+    assert isinstance(location, InlineLocation)
+    assert [each.record_id for each in read_records(location)] == ["r2", "r1", "r0"]
+
+
+async def test_large_fetches_go_through_a_segment_and_outlive_its_drop(exchange, record, segments, run_id):
+    store = TrajectoryStore("w", 10, 1 << 20, segments=segments)
+    made = big(record, exchange, "r0")
+    ref = store.put(made)
+    location = await store.fetch([ref], lease(), 1.0)
+    assert isinstance(location, ShmLocation)
+    (back,) = read_records(location)
+    assert await store.drop([ref]) == 1
+    assert list_segments(run_id) == ()
+    np.testing.assert_array_equal(back.exchanges[0].prompt_ids, made.exchanges[0].prompt_ids)
+
+
+async def test_the_same_fence_gets_the_same_segment_and_a_higher_one_replaces_it(exchange, record, segments):
+    store = TrajectoryStore("w", 10, 1 << 20, segments=segments)
+    ref = store.put(big(record, exchange, "r0"))
+    first = await store.fetch([ref], lease(1), 1.0)
+    assert await store.fetch([ref], lease(1), 1.0) == first
+    second = await store.fetch([ref], lease(2), 1.0)
+    assert second != first
+    assert segments.stats().segment_count == 1
+    await store.drop([ref])
+
+
+async def test_a_stale_fence_gets_nothing(record):
+    store = TrajectoryStore("w", 10, 1 << 20)
+    refs = [store.put(record(f"r{index}")) for index in range(2)]
+    await store.fetch(refs[:1], lease(7), 1.0)
+    with pytest.raises(LeaseError, match="'r0': fence 6 of 'packing' is stale, fence 7"):
+        await store.fetch(refs, lease(6), 1.0)
+    await store.fetch(refs[1:], lease(6), 1.0)
+
+
+async def test_a_large_fetch_without_segments_is_an_error_and_not_a_large_message(exchange, record):
+    store = TrajectoryStore("w", 10, 1 << 20)
+    ref = store.put(big(record, exchange, "r0"))
+    with pytest.raises(StoreError, match=r"exceed the 65536 that travel inline.*ShmSegmentStore"):
+        await store.fetch([ref], lease(), 1.0)
+
+
+async def test_what_is_not_held_is_named(record):
+    store = TrajectoryStore("w", 10, 1 << 20)
+    held, gone = store.put(record("r0")), store.put(record("r1"))
+    assert await store.drop([gone]) == 1
+    assert await store.drop([gone]) == 0
+    with pytest.raises(StoreError, match="does not hold 1 of 2 records, the first r1"):
+        await store.fetch([held, gone], lease(), 1.0)
+    with pytest.raises(StoreError, match="is with 'other', not with 'w'"):
+        await store.fetch([trajectory_ref(record("r0"), "other")], lease(), 1.0)
+    with pytest.raises(StoreError, match="names no records"):
+        await store.fetch([], lease(), 1.0)
+    with pytest.raises(DeadlineError, match="has passed"):
+        await store.fetch([held], lease(), 0.0)
+
+
+async def test_a_full_store_says_so_with_its_numbers(record):
+    size = len(encode(record("r0")))
+    by_count, by_bytes = TrajectoryStore("w", 1, 1 << 20), TrajectoryStore("w", 10, size)
+    for store in (by_count, by_bytes):
+        store.put(record("r0"))
+        with pytest.raises(StoreFullError, match=f"record r1 of {size} bytes .* 1 of 1?0?1?"):
+            store.put(record("r1"))
+        stats = await store.stats()
+        assert (stats.record_count, stats.byte_count) == (1, size)
+
+
+async def test_waiting_for_room_ends_with_room_or_at_the_deadline(record):
+    store = TrajectoryStore("w", 1, 1 << 20)
+    first = store.put(record("r0"))
+    with pytest.raises(DeadlineError, match=r"1 of 1 records.*waited 0.02 s"):
+        await store.put_when_room(record("r1"), 0.02)
+    waiting = asyncio.ensure_future(store.put_when_room(record("r2"), 5.0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await store.drop([first])
+    assert (await waiting).record_id == "r2"
+
+
+async def test_a_record_above_the_bound_does_not_wait(record):
+    store = TrajectoryStore("w", 1, 10)
+    with pytest.raises(StoreFullError, match="of 10 bytes are held"):
+        await store.put_when_room(record("r0"), 60.0)
+
+
+async def test_bad_records_and_double_ids_are_refused(record):
+    store = TrajectoryStore("w", 10, 1 << 20)
+    with pytest.raises(RecordError, match="not finite"):
+        store.put(record("r0", reward=float("nan")))
+    store.put(record("r0"))
+    with pytest.raises(StoreError, match="r0 is held by store w already"):
+        store.put(record("r0"))
+    with pytest.raises(StoreError, match="must be positive"):
+        TrajectoryStore("w", 0, 1)
+
+
+async def test_failed_records_are_kept_and_counted(record):
+    store = TrajectoryStore("w", 10, 1 << 20)
+    ref = store.put(record("r0", failed=True))
+    assert not ref.ok
+    assert (await store.stats()).failed_count == 1
+    (back,) = read_records(await store.fetch([ref], lease(), 1.0))
+    assert back.error.message == "the environment broke"
+
+
+async def test_what_was_put_does_not_change_with_its_arrays(exchange, record):
+    store = TrajectoryStore("w", 10, 1 << 20)
+    made = record("r0", exchanges=[exchange([1, 2], [3])])
+    ref = store.put(made)
+    made.exchanges[0].prompt_ids[:] = 9
+    (back,) = read_records(await store.fetch([ref], lease(), 1.0))
+    assert back.exchanges[0].prompt_ids.tolist() == [1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        back.exchanges[0].prompt_ids[0] = 5
