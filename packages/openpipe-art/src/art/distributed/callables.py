@@ -58,8 +58,7 @@ class InstalledAsyncCallable(msgspec.Struct, frozen=True):
         if "<locals>" in shown:
             raise CallableError(
                 f"{shown} is defined inside a function and may close over its variables. {_RULE}; pass what "
-                "varies "
-                "as scenario or config"
+                "varies as scenario or config"
             )
         if "." in shown:
             raise CallableError(f"{shown} is a method. {_RULE}")
@@ -68,9 +67,8 @@ class InstalledAsyncCallable(msgspec.Struct, frozen=True):
         module = sys.modules.get(function.__module__)
         if module is None or getattr(module, function.__name__, None) is not function:
             raise CallableError(
-                f"{function.__module__}.{function.__name__} is not the function that was given (decorated "
-                "or replaced "
-                f"after its definition). {_RULE}"
+                f"{function.__module__}.{function.__name__} is not the function that was given (decorated or "
+                f"replaced after its definition). {_RULE}"
             )
         path = _source_file(module)
         name, python_path = _import_name(module, path)
@@ -92,17 +90,15 @@ class InstalledAsyncCallable(msgspec.Struct, frozen=True):
         except ImportError as error:
             raise CallableError(
                 f"{self} cannot be imported in this worker: {error}. The module must be installed, or its "
-                "folder be "
-                f"on the Python path, on every host (the controller has it at {self.source_path})"
+                f"folder be on the Python path, on every host (the controller has it at {self.source_path})"
             ) from error
         path = _source_file(module)
         digest = source_digest(path)
         if digest != self.source_digest:
             raise CallableError(
                 f"{self} is another source here: {path} has digest {digest[:12]}, the controller's "
-                f"{self.source_path} "
-                f"has {self.source_digest[:12]}. Synchronize the source, or restart if it was edited after "
-                "the start"
+                f"{self.source_path} has {self.source_digest[:12]}. Synchronize the source, or restart if it "
+                "was edited after the start"
             )
         function = getattr(module, self.name, None)
         if not inspect.iscoroutinefunction(function):

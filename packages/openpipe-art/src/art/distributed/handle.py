@@ -83,7 +83,7 @@ class ActorHandle:
 
     def peer_reference(self) -> PeerReference:
         """The way to this actor for others of the same run (:class:`art.distributed.peer.Peer`)."""
-        import cloudpickle
+        import cloudpickle  # type: ignore[import-untyped]
 
         return PeerReference(
             self.role, self._cls.__module__, self._cls.__qualname__, cloudpickle.dumps(self._actor)

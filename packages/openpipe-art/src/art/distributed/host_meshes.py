@@ -9,7 +9,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +90,12 @@ class HostMeshes:
         loop = asyncio.get_running_loop()
         end = loop.time() + startup_timeout_s
         monarch_setup.prepare(f"tcp://{LOOPBACK}:0")
-        run = await asyncio.to_thread(Run.start, announce=announce)
+        run = await _in_thread(lambda: Run.start(announce=announce), undo=Run.close)
         paths = tuple(str(path) for path in python_path)
         try:
-            process, address = await asyncio.to_thread(
-                _start_worker, run, port, paths, max(end - loop.time(), 1.0)
+            process, address = await _in_thread(
+                lambda: _start_worker(run, port, paths, max(end - loop.time(), 1.0)),
+                undo=lambda started: _end(started[0], 0.0),
             )
             try:
                 mesh = await _attach(address, run.run_id, 0, max(end - loop.time(), 1.0), process)
@@ -125,6 +126,16 @@ class HostMeshes:
             failures.append(error)
         if failures:
             raise CloseError(f"run {self.run.run_id} closed with failures", failures)
+
+
+async def _in_thread[T](start: Callable[[], T], *, undo: Callable[[T], None]) -> T:
+    """Runs ``start`` in a thread. A cancellation waits for it and undoes what it started."""
+    started = asyncio.ensure_future(asyncio.to_thread(start))
+    try:
+        return await asyncio.shield(started)
+    except asyncio.CancelledError:
+        await asyncio.to_thread(undo, await started)
+        raise
 
 
 async def _attach(
@@ -158,22 +169,29 @@ def _start_worker(
         inherited = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join([*python_path, *([inherited] if inherited else [])])
     command = [sys.executable, "-m", "art.distributed.worker_process", "--parent", str(os.getpid())]
-    process = spawner().spawn(
-        [*command, "--host", LOOPBACK, "--port", str(port)], environment=environment, stdout=subprocess.PIPE
-    )
+    read, write = os.pipe()
     try:
-        return process, _read_address(process, deadline_s)
+        process = spawner().spawn(
+            [*command, "--host", LOOPBACK, "--port", str(port), "--report", str(write)],
+            environment=environment,
+            pass_fds=[write],
+        )
+    except BaseException:
+        os.close(read)
+        raise
+    finally:
+        os.close(write)
+    try:
+        return process, _read_address(process, read, deadline_s)
     except BaseException:
         _end(process, 0.0)
         raise
 
 
-def _read_address(process: subprocess.Popen[bytes], deadline_s: float) -> str:
-
-    assert process.stdout is not None
-    with process.stdout as output:
-        readable, _, _ = select.select([output], [], [], deadline_s)
-        line = output.readline().decode().strip() if readable else ""
+def _read_address(process: subprocess.Popen[bytes], report: int, deadline_s: float) -> str:
+    with os.fdopen(report, "rb") as lines:
+        readable, _, _ = select.select([lines], [], [], deadline_s)
+        line = lines.readline().decode().strip() if readable else ""
     if line:
         return line
     if readable:

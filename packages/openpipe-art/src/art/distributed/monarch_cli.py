@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         "--program",
         required=True,
         metavar="FILE_OR_MODULE:FUNCTION",
-        help="top-level `async def FUNCTION(launch: ArtLaunchContext)` of a script or of an importable module",
+        help="top-level `async def FUNCTION(launch: ArtLaunchContext)` of a script or importable module",
     )
     local.add_argument(
         "--port", type=_port, default=0, help="the worker's port; 0 (default) selects a fresh one"

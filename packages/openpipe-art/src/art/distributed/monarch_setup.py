@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from art.distributed.errors import StartupError
+from art.distributed.monarch_notice import drop_notice
 
 type FaultListener = Callable[[str], None]
 
@@ -53,6 +54,9 @@ def prepare(transport: str) -> None:
                 "Monarch"
             ) from error
         _install_hook(monarch.actor)
+        give_back = drop_notice()
+        monarch.actor.context()
+        give_back()
         _transport = transport
 
 

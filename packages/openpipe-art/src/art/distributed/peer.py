@@ -1,7 +1,7 @@
 """One actor calling another directly, without the controller in between.
 
-A reference is plain data: the controller takes it from an actor's handle and sends it to the actor that is
-    to call.
+A reference is plain data: the controller takes it from an actor's handle and sends it to the actor that is to
+call.
 """
 
 import asyncio

@@ -46,8 +46,7 @@ def place(
     Raises:
         TopologyError: the hosts have no place for what the topology leaves out.
         ConfigError: the topology names services, but none called ``service_name``, or asks for more than one
-        trainer
-            rank or host, which this version does not run.
+            trainer rank or host, which this version does not run.
     """
     if topology.services and service_name not in {service.name for service in topology.services}:
         names = ", ".join(service.name for service in topology.services)

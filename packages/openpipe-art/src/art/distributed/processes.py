@@ -125,6 +125,7 @@ class Spawner:
         environment: Mapping[str, str],
         stdin: int | None = None,
         stdout: int | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> subprocess.Popen[bytes]:
         """Starts ``command`` in a session of its own, so that a terminal's Ctrl-C does not reach it.
 
@@ -135,7 +136,12 @@ class Spawner:
 
         def job() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
-                list(command), env=dict(environment), stdin=stdin, stdout=stdout, start_new_session=True
+                list(command),
+                env=dict(environment),
+                stdin=stdin,
+                stdout=stdout,
+                pass_fds=pass_fds,
+                start_new_session=True,
             )
 
         self._jobs.put((job, result))

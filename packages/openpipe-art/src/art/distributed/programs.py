@@ -48,16 +48,15 @@ class Program(msgspec.Struct, frozen=True):
         except ModuleNotFoundError as error:
             missing = error.name == self.module or (error.name and self.module.startswith(f"{error.name}."))
             raise ProgramError(
-                f"there is no module {self.module!r}; give a script as path/to/script.py:{self.function}, "
-                "or an "
-                "installed module"
+                f"there is no module {self.module!r}; give a script as path/to/script.py:{self.function}, or "
+                "an installed module"
                 if missing
                 else f"{self.module} cannot be imported: {error}"
             ) from error
         except Exception as error:
             raise ProgramError(f"{self.module} cannot be imported: {_last_frame(error)}") from error
         self._check_origin(module.__file__)
-        function = getattr(module, self.function, None)
+        function: Main | None = getattr(module, self.function, None)
         if function is None:
             raise ProgramError(f"{self.module} ({module.__file__}) has no function {self.function!r}")
         if not inspect.iscoroutinefunction(function):

@@ -85,8 +85,7 @@ class RunReport(msgspec.Struct, frozen=True):
             parts.append(f"NOT removed: {'; '.join(self.remaining)}")
         return (
             f"run {self.run_id} (pid {self.controller_pid}, started {started}) ended without closing: "
-            f"{self.cause}; "
-            f"cleaned up by its {self.swept_by}: {', '.join(parts)}"
+            f"{self.cause}; cleaned up by its {self.swept_by}: {', '.join(parts)}"
             if self.swept_by == "custodian"
             else f"run {self.run_id} (pid {self.controller_pid}, started {started}) ended without closing: "
             f"{self.cause}; cleaned up now: {', '.join(parts)}"

@@ -54,8 +54,7 @@ class RolloutExecutor:
         if not 1 <= target_workers <= len(self._places):
             raise RuntimeFailure(
                 f"target_workers is {target_workers}; the topology has {len(self._places)} free CPU slots, "
-                "so it must "
-                f"be 1 to {len(self._places)}. Raise cpu_slots of the hosts for more"
+                f"so it must be 1 to {len(self._places)}. Raise cpu_slots of the hosts for more"
             )
         self._rollout_timeout_s = rollout_timeout_s
         self._env = dict(env)
@@ -86,8 +85,8 @@ class RolloutExecutor:
         wrong = [worker for worker in chosen if not 0 <= worker < len(self._places)]
         if wrong:
             raise RuntimeFailure(
-                f"workers {wrong} do not exist; the topology has {len(self._places)} free CPU slots, "
-                "counted from 0"
+                f"workers {wrong} do not exist; the topology has {len(self._places)} free CPU slots, counted "
+                "from 0"
             )
         self._workers = chosen
 

@@ -63,8 +63,7 @@ class ArtRuntime:
         if len(topology.hosts) != len(host_mesh):
             raise StartupError(
                 f"the topology has {len(topology.hosts)} hosts, the host mesh {len(host_mesh)}; compile it "
-                "for the "
-                "hosts of this launch, for example with launch.homogeneous_cluster(...)"
+                "for the hosts of this launch, for example with launch.homogeneous_cluster(...)"
             )
         return cls(host_mesh, topology, owns_hosts=False)
 

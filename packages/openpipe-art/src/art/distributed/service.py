@@ -95,8 +95,7 @@ def reference_of(
     if "<locals>" in cls.__qualname__ or cls.__module__ == "__main__":
         raise ServiceError(
             f"{cls.__module__}.{cls.__qualname__} cannot be imported in another process; define it at the "
-            "top level "
-            "of a module"
+            "top level of a module"
         )
     return ServiceReference(cls.__module__, cls.__qualname__, encode(list(arguments)), python_path)
 
@@ -121,8 +120,7 @@ def encode(value: Any) -> bytes:
     except (TypeError, NotImplementedError) as error:
         raise ServiceError(
             f"{type(value).__name__} cannot cross a process boundary: {error}. Send msgspec structs, plain "
-            "data or "
-            "NumPy arrays"
+            "data or NumPy arrays"
         ) from error
 
 

@@ -65,8 +65,7 @@ def pack(value: Any, what: str) -> bytes:
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise CallableError(
             f"{what} of type {type(value).__name__} cannot be sent to another process: {error}. Use plain "
-            "data, "
-            "dataclasses, msgspec structs or pydantic models of top-level classes"
+            "data, dataclasses, msgspec structs or pydantic models of top-level classes"
         ) from error
     return buffer.getvalue()
 

@@ -1,15 +1,15 @@
 """A host's worker process: Monarch's worker loop, on one address, for one run.
 
-Run as ``python -m art.distributed.worker_process --parent PID --host ADDRESS --port PORT``. Port 0 lets it
-choose one. It writes its address as one line to standard output before it listens. It ends with its parent,
-and all actor processes of the host are its children and end with it.
+Run as ``python -m art.distributed.worker_process --parent PID --host ADDRESS --port PORT --report FD``. Port
+0 lets it choose one. It writes its address as one line to the descriptor FD before it listens. It ends with
+its parent, and all actor processes of the host are its children and end with it.
 """
 
 import argparse
 import os
 import socket
-import sys
 
+from art.distributed.monarch_notice import drop_notice
 from art.distributed.processes import PARENT_VARIABLE, end_with_parent
 
 
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--report", type=int, required=True)
     options = parser.parse_args()
     end_with_parent(options.parent)
     os.environ[PARENT_VARIABLE] = str(os.getpid())
@@ -40,10 +41,9 @@ def main() -> None:
 
     port = options.port or free_port(options.host)
     address = f"tcp://{authority(options.host, port)}"
-    report = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    os.write(report, f"{address}\n".encode())
-    os.close(report)
+    os.write(options.report, f"{address}\n".encode())
+    os.close(options.report)
+    drop_notice()
     run_worker_loop_until_shutdown(address=address, ca="trust_all_connections")
 
 
