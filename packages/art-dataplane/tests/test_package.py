@@ -1,7 +1,9 @@
 """What importing costs, and what the package promises to export."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import art_dataplane
 
@@ -23,3 +25,14 @@ def test_the_public_list_is_complete_sorted_and_documented():
     for name in art_dataplane.__all__:
         member = getattr(art_dataplane, name)
         assert name in ("Location",) or member.__doc__, name
+
+
+def test_the_example_of_the_readme_prints_what_it_says():
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    said = re.findall(r"print\(batch\.\w+\) +# (\[[\d ]+\])", code)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert len(said) == 3
+    assert ended.stdout.splitlines() == said

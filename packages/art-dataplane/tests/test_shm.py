@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import art_dataplane.segments as segments_module
 import art_dataplane.shm as shm_module
 from art_dataplane import (
     LeaseError,
@@ -166,7 +167,7 @@ def test_room_that_vanishes_after_the_check_is_the_same_error(run_id, monkeypatc
     class Plenty:
         f_bavail, f_frsize = 1 << 50, 1
 
-    monkeypatch.setattr(shm_module.os, "statvfs", lambda _: Plenty)
+    monkeypatch.setattr(segments_module.os, "statvfs", lambda _: Plenty)
     with ShmSegmentStore(run_id, 2 * size) as store:
         with pytest.raises(ShmFullError, match="does not fit into /dev/shm") as caught:
             store.reserve(size)  # the kernel refuses to allocate it

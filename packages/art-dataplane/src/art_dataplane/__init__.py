@@ -50,16 +50,8 @@ from art_dataplane.records import (
     logical_token_count,
     trajectory_ref,
 )
-from art_dataplane.shm import (
-    MappedBytes,
-    Reservation,
-    SegmentInfo,
-    ShmSegmentStore,
-    ShmStats,
-    list_segments,
-    map_location,
-    sweep,
-)
+from art_dataplane.segments import MappedBytes, SegmentInfo, list_segments, map_location, sweep
+from art_dataplane.shm import Reservation, ShmSegmentStore, ShmStats
 from art_dataplane.snapshot import (
     MappedSnapshot,
     NamedTensor,

@@ -31,7 +31,7 @@ import numpy as np
 from art_dataplane.errors import BatchClosedError, BatchError, DataPlaneError
 from art_dataplane.leases import Lease
 from art_dataplane.locations import Location, TensorSpec, check_layout
-from art_dataplane.shm import MappedBytes, map_location
+from art_dataplane.segments import MappedBytes, map_location
 
 TENSOR_DTYPES: Mapping[str, tuple[str, ...]] = {
     "token_ids": ("int32",),

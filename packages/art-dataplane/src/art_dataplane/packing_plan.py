@@ -12,10 +12,11 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from art_dataplane.advantages import AdvantageRule, group_advantages
+from art_dataplane.advantages import AdvantageRule
 from art_dataplane.batch import PackingCounts, view_tensors
-from art_dataplane.errors import PackingError, RecordError
+from art_dataplane.errors import PackingError
 from art_dataplane.locations import TensorSpec, lay_out
+from art_dataplane.packing_input import TokenSequence, check_records, score_groups, sequences_of
 from art_dataplane.prefix_forest import (
     Forest,
     SortedSequences,
@@ -25,7 +26,7 @@ from art_dataplane.prefix_forest import (
     split_at_branches,
     write_forest,
 )
-from art_dataplane.records import TokenRecord, TrajectoryRecord, branches, logical_token_count
+from art_dataplane.records import TrajectoryRecord, logical_token_count
 
 
 class LossWeightRule(msgspec.Struct, frozen=True):
@@ -40,34 +41,9 @@ class LossWeightRule(msgspec.Struct, frozen=True):
     normalize: Literal["token_mean", "trajectory_mean"] = "token_mean"
 
 
-class _Targets(NamedTuple):
-    """The completion of one exchange.
-
-    Loss entries at sources ``[first, first + len(completion))`` of a sequence.
-    """
-
-    record: int
-    first: int
-    exchange: TokenRecord
-
-
-class _Sequence(NamedTuple):
-    tokens: np.ndarray
-    targets: list[_Targets]
-    routes: np.ndarray | None
-
-
 class _Unit(NamedTuple):
     forest: Forest
-    sequences: list[_Sequence]
-
-
-class _Scored(NamedTuple):
-    """One group that takes part, with its records that are trained on and their advantages."""
-
-    group_id: str
-    records: list[TrajectoryRecord]
-    advantages: list[float]
+    sequences: list[TokenSequence]
 
 
 class PackingPlan:
@@ -184,8 +160,8 @@ def plan_packing(
         raise PackingError(
             f"packed_sequence_length is {packed_sequence_length}; a row needs at least one token"
         )
-    _check_records(groups, policy_version)
-    scored, excluded = _score(groups, advantage)
+    check_records(groups, policy_version)
+    scored, excluded = score_groups(groups, advantage)
     records = [record for group in scored for record in group.records]
     units: list[_Unit] = []
     first = 0
@@ -203,82 +179,11 @@ def plan_packing(
     )
 
 
-def _check_records(groups: Sequence[Sequence[TrajectoryRecord]], policy_version: int) -> None:
-    seen: set[str] = set()
-    for group in groups:
-        for record in group:
-            try:
-                record.validate()
-            except RecordError as error:
-                raise PackingError(str(error)) from error
-            if record.group_id != group[0].group_id:
-                raise PackingError(
-                    f"record {record.record_id} of group {record.group_id} is among those of "
-                    f"{group[0].group_id}"
-                )
-            if record.record_id in seen:
-                raise PackingError(f"record {record.record_id} is there twice; it would be trained on twice")
-            seen.add(record.record_id)
-            if record.error is None:
-                _check_trainable(record, policy_version)
-
-
-def _check_trainable(record: TrajectoryRecord, policy_version: int) -> None:
-    for index, exchange in enumerate(record.exchanges):
-        if len(exchange.completion_ids) and exchange.temperature == 0:
-            raise PackingError(
-                f"record {record.record_id}, exchange {index} was sampled at temperature 0, where log-probs "
-                "say nothing about the policy; sample with a temperature above 0"
-            )
-        newest = max((span.version for span in exchange.completion_spans), default=0)
-        if newest > policy_version:
-            raise PackingError(
-                f"record {record.record_id}, exchange {index} has tokens of version {newest}, after the "
-                f"version {policy_version} that this step starts from"
-            )
-
-
-def _score(
-    groups: Sequence[Sequence[TrajectoryRecord]], rule: AdvantageRule
-) -> tuple[list[_Scored], dict[str, int]]:
-    finished = [[record for record in group if record.error is None] for group in groups]
-    failed = sum(map(len, groups)) - sum(map(len, finished))
-    finished = [group for group in finished if group]
-    rewards = np.array([record.reward for group in finished for record in group], np.float64)
-    offsets = np.concatenate(([0], np.cumsum([len(group) for group in finished], dtype=np.int64)))
-    result = group_advantages(rewards, offsets, rule)
-    values = result.advantages.tolist()
-    scored: list[_Scored] = []
-    without_targets = dropped = 0
-    for group, begin, equal in zip(
-        finished, offsets.tolist(), result.is_zero_variance.tolist(), strict=False
-    ):
-        if equal and rule.zero_variance == "drop":
-            dropped += 1
-            continue
-        chosen = [
-            (record, values[begin + index])
-            for index, record in enumerate(group)
-            if any(len(exchange.completion_ids) for exchange in record.exchanges)
-        ]
-        without_targets += len(group) - len(chosen)
-        if chosen:
-            scored.append(
-                _Scored(group[0].group_id, [each[0] for each in chosen], [each[1] for each in chosen])
-            )
-    return scored, {
-        "dropped_zero_variance_groups": dropped,
-        "failed_records": failed,
-        "records_without_targets": without_targets,
-        "zero_variance_groups": int(result.is_zero_variance.sum()),
-    }
-
-
 def _plan_group(records: list[TrajectoryRecord], first: int, capacity: int) -> list[_Unit]:
-    sequences: list[_Sequence] = []
+    sequences: list[TokenSequence] = []
     owners: list[str] = []
     for index, record in enumerate(records):
-        for sequence in _sequences_of(record, first + index):
+        for sequence in sequences_of(record, first + index):
             if len(sequence.tokens) > capacity:
                 last = sequence.targets[-1].exchange
                 raise PackingError(
@@ -296,34 +201,6 @@ def _plan_group(records: list[TrajectoryRecord], first: int, capacity: int) -> l
         for tree in _trees(parts)
         for begin, end in _cut(parts, *tree, capacity)
     ]
-
-
-def _sequences_of(record: TrajectoryRecord, index: int) -> list[_Sequence]:
-    sequences: list[_Sequence] = []
-    for chain in branches(record.exchanges):
-        exchanges = [record.exchanges[number] for number in chain]
-        exchanges = [exchange for exchange in exchanges if len(exchange.completion_ids)]
-        if exchanges:
-            last = exchanges[-1]
-            tokens = np.concatenate((last.prompt_ids, last.completion_ids[:-1]))
-            targets = [_Targets(index, len(exchange.prompt_ids) - 1, exchange) for exchange in exchanges]
-            sequences.append(_Sequence(tokens, targets, _routes_of(record, exchanges, len(tokens))))
-    return sequences
-
-
-def _routes_of(record: TrajectoryRecord, exchanges: list[TokenRecord], count: int) -> np.ndarray | None:
-    """Routes of a sequence's tokens, each from the exchange of the chain in which the token came up first."""
-    blocks = [exchange.routes.experts for exchange in exchanges if exchange.routes is not None]
-    if not blocks:
-        return None
-    if len(blocks) != len(exchanges) or len({(block.dtype, block.shape[1:]) for block in blocks}) != 1:
-        raise PackingError(
-            f"record {record.record_id} has routes in {len(blocks)} of {len(exchanges)} exchanges, or of "
-            "several shapes"
-        )
-    ends = [0, *(len(block) for block in blocks)]
-    parts = [block[begin:] for block, begin in zip(blocks, ends, strict=False)]
-    return np.concatenate(parts)[:count]
 
 
 def _trees(parts: SortedSequences) -> list[tuple[int, int]]:

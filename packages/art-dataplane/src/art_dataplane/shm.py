@@ -1,8 +1,4 @@
-"""Bulk bytes in POSIX shared memory: the one place that creates, maps and removes segments. Linux only.
-
-A segment is a file in ``/dev/shm`` named ``art-RUN-PID-START.NAMESPACE-SEQUENCE``: the name says which run it
-belongs to and which process owns it, so that any other process can tell an orphan from a segment in use (see
-:func:`sweep`).
+"""The segments that one process owns for one run: a bounded store over POSIX shared memory.
 
 What always holds:
 
@@ -13,15 +9,11 @@ What always holds:
 - Only the owner removes a segment while it lives. No resource tracker takes part.
 """
 
-import errno
-import itertools
 import mmap
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -31,93 +23,15 @@ from art_dataplane.errors import LeaseError, ShmError, ShmFullError
 from art_dataplane.leases import Lease, LeaseTable, Outcome
 from art_dataplane.locations import InlineLocation, Location, ShmLocation
 from art_dataplane.processes import ProcessIdentity
-
-SHM_DIRECTORY = Path("/dev/shm")
-
-_NAME = re.compile(
-    r"art-(?P<run>[A-Za-z0-9_.\-]{1,96})-(?P<pid>[0-9]+)-(?P<start>[0-9]+)\.(?P<ns>[0-9]+)-(?P<seq>[0-9]+)"
+from art_dataplane.segments import (
+    SHM_DIRECTORY,
+    MappedBytes,
+    create_segment,
+    is_run_id,
+    map_location,
+    new_segment_name,
+    unlink_segment,
 )
-_RUN_ID = re.compile(r"[A-Za-z0-9_.\-]{1,96}")
-_sequence = itertools.count()
-
-
-class MappedBytes:
-    """A read-only view of a location's bytes. Close it, or use it in a ``with`` statement.
-
-    After ``close()`` the view here is revoked. Memory that others still see through views taken before stays
-    mapped until the last of these is gone, so nobody ever reads unmapped memory.
-    """
-
-    def __init__(self, view: memoryview, mapping: mmap.mmap | None) -> None:
-        self._view: memoryview | None = view
-        self._mapping = mapping
-
-    @property
-    def view(self) -> memoryview:
-        """The bytes, read-only.
-
-        Raises:
-            ShmError: after ``close()``.
-        """
-        if self._view is None:
-            raise ShmError("these bytes were closed; map the location again")
-        return self._view
-
-    def close(self) -> bool:
-        """Revokes the view and unmaps.
-
-        Returns False when views taken before keep the memory mapped for now.
-        """
-        view, mapping, self._view, self._mapping = self._view, self._mapping, None, None
-        if view is None:
-            return True
-        try:
-            view.release()
-            if mapping is not None:
-                mapping.close()
-        except BufferError:
-            return False
-        return True
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes."""
-        self.close()
-
-
-def map_location(location: Location) -> MappedBytes:
-    """Maps a location of this host read-only; any process may, not only the owner.
-
-    Raises:
-        ShmError: the segment is gone, smaller than the location says, or not one of ART's.
-    """
-    if isinstance(location, InlineLocation):
-        return MappedBytes(memoryview(location.data).toreadonly(), None)
-    parse_segment_name(location.name)
-    end = location.offset + location.byte_count
-    if location.offset < 0 or location.byte_count <= 0:
-        raise ShmError(
-            f"segment {location.name}: {location.byte_count} bytes at {location.offset} cannot be mapped"
-        )
-    try:
-        descriptor = os.open(SHM_DIRECTORY / location.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise ShmError(
-            f"segment {location.name} does not exist: its owner dropped it, ended, or runs on another host"
-        ) from error
-    try:
-        size = os.fstat(descriptor).st_size
-        if size < end:
-            raise ShmError(f"segment {location.name} holds {size} bytes, the location ends at {end}")
-        mapping = mmap.mmap(descriptor, end, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
-    finally:
-        os.close(descriptor)
-    return MappedBytes(memoryview(mapping)[location.offset : end], mapping)
 
 
 class Reservation:
@@ -228,7 +142,7 @@ class ShmSegmentStore:
     ) -> None:
         if not sys.platform.startswith("linux") or not SHM_DIRECTORY.is_dir():
             raise ShmError(f"shared memory needs Linux with {SHM_DIRECTORY}; this is {sys.platform}")
-        if not _RUN_ID.fullmatch(run_id):
+        if not is_run_id(run_id):
             raise ShmError(f"run id {run_id!r}: 1 to 96 letters, digits, '_', '.' or '-'")
         if capacity_bytes <= 0 or recycle_bytes < 0:
             raise ShmError(
@@ -269,7 +183,7 @@ class ShmSegmentStore:
                 descriptor = os.open(SHM_DIRECTORY / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             else:
                 self._make_room(allocated)
-                descriptor = _create(name, allocated)
+                descriptor = create_segment(name, allocated)
             try:
                 mapping = mmap.mmap(descriptor, allocated, flags=mmap.MAP_SHARED)
             finally:
@@ -360,7 +274,7 @@ class ShmSegmentStore:
                 self._forget(name)
             for name in [*self._spare]:
                 del self._spare[name]
-                _unlink(name)
+                unlink_segment(name)
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -395,7 +309,7 @@ class ShmSegmentStore:
                 os.rename(SHM_DIRECTORY / name, SHM_DIRECTORY / spare_name)  # the old name must not resolve
                 self._spare[spare_name] = segment.allocated
             else:
-                _unlink(name)
+                unlink_segment(name)
 
     def _committed(self, name: str) -> ShmLocation:
         segment = self._segments.get(name)
@@ -422,7 +336,7 @@ class ShmSegmentStore:
         while self._spare and used + sum(self._spare.values()) + allocated > self._capacity:
             name = next(iter(self._spare))
             del self._spare[name]
-            _unlink(name)
+            unlink_segment(name)
         if used + allocated > self._capacity:
             raise ShmFullError(
                 f"a segment of {allocated} bytes does not fit: {used} of {self._capacity} bytes are used by "
@@ -430,88 +344,10 @@ class ShmSegmentStore:
             )
 
     def _new_name(self) -> str:
-        owner = self._owner
-        return f"art-{self._run_id}-{owner.pid}-{owner.start_ticks}.{owner.namespace}-{next(_sequence)}"
+        return new_segment_name(self._run_id, self._owner)
 
     def _check_owner(self) -> None:
         if os.getpid() != self._owner.pid:
             raise ShmError(
                 f"this store belongs to process {self._owner.pid}; make one in {os.getpid()} after the fork"
             )
-
-
-class SegmentInfo(msgspec.Struct, frozen=True):
-    """One segment found in ``/dev/shm``. ``owner_alive`` is None for owners in another PID namespace."""
-
-    name: str
-    run_id: str
-    owner: ProcessIdentity
-    byte_count: int
-    owner_alive: bool | None
-
-
-def parse_segment_name(name: str) -> tuple[str, ProcessIdentity]:
-    """Returns the run and the owner that a segment's name states.
-
-    Raises:
-        ShmError: the name is not one that this package gives.
-    """
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise ShmError(f"{name!r} is not the name of a segment of ART")
-    return match["run"], ProcessIdentity(int(match["pid"]), int(match["start"]), int(match["ns"]))
-
-
-def list_segments(run_id: str | None = None) -> tuple[SegmentInfo, ...]:
-    """The segments of this user, of one run or of all, by name."""
-    found: list[SegmentInfo] = []
-    for entry in sorted(os.scandir(SHM_DIRECTORY), key=lambda entry: entry.name):
-        match = _NAME.fullmatch(entry.name)
-        if match is None or (run_id is not None and match["run"] != run_id):
-            continue
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:  # removed by its owner since the folder was read
-            continue
-        if status.st_uid == os.geteuid():
-            run, owner = parse_segment_name(entry.name)
-            found.append(SegmentInfo(entry.name, run, owner, status.st_size, owner.is_alive()))
-    return tuple(found)
-
-
-def sweep(run_id: str | None = None) -> tuple[SegmentInfo, ...]:
-    """Removes the segments whose owner is dead, of one run or of all, and returns what was removed."""
-    dead = tuple(info for info in list_segments(run_id) if info.owner_alive is False)
-    for info in dead:
-        _unlink(info.name)
-    return dead
-
-
-def _create(name: str, byte_count: int) -> int:
-    """Creates and fully allocates a segment; returns its descriptor."""
-    status = os.statvfs(SHM_DIRECTORY)
-    free = status.f_bavail * status.f_frsize
-    if free < byte_count:
-        raise _no_space(byte_count, free)
-    path = SHM_DIRECTORY / name
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, byte_count)
-    except BaseException as error:
-        os.close(descriptor)
-        _unlink(name)
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise _no_space(byte_count, free) from error
-        raise
-    return descriptor
-
-
-def _no_space(byte_count: int, free: int) -> ShmFullError:
-    return ShmFullError(
-        f"a segment of {byte_count} bytes does not fit into {SHM_DIRECTORY}: {free} bytes are free; "
-        "stop what fills it, run a sweep, or give the container a larger shm size"
-    )
-
-
-def _unlink(name: str) -> None:
-    (SHM_DIRECTORY / name).unlink(missing_ok=True)

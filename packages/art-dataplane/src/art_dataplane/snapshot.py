@@ -14,7 +14,8 @@ import msgspec
 
 from art_dataplane.errors import DataPlaneError, SnapshotError
 from art_dataplane.locations import Location, TensorSpec, check_layout, lay_out
-from art_dataplane.shm import MappedBytes, ShmSegmentStore, map_location
+from art_dataplane.segments import MappedBytes, map_location
+from art_dataplane.shm import ShmSegmentStore
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True):

@@ -16,7 +16,8 @@ from art_dataplane.errors import DeadlineError, StoreError, StoreFullError
 from art_dataplane.leases import FenceGate, Lease
 from art_dataplane.locations import INLINE_LIMIT, InlineLocation, Location, ShmLocation
 from art_dataplane.records import TrajectoryRecord, TrajectoryRef, trajectory_ref
-from art_dataplane.shm import ShmSegmentStore, map_location
+from art_dataplane.segments import map_location
+from art_dataplane.shm import ShmSegmentStore
 from art_dataplane.waiting import Signal
 
 
