@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct as a Hugging Face folder, from the Python package that carries it: no model hub is needed.
+"""SmolLM2-135M-Instruct as a Hugging Face folder, from the Python package that carries it, without a hub.
 
-The cache entry is addressed by the digest of what makes it (the locked bundle beside this file, its conversion script
-included). What always holds: an entry appears by one rename of a finished folder whose files are on disk; one process at
-a time makes it; what an interrupted conversion leaves is removed and never used.
+The cache entry is addressed by the digest of what makes it: the locked bundle beside this file, its
+conversion script included. What always holds: an entry appears by one rename of a finished folder whose files
+are on disk; one process at a time makes it; what an interrupted conversion leaves is removed and never used.
 """
 
 import asyncio
@@ -55,10 +55,11 @@ async def ensure_smollm2(
 ) -> Path:
     """Returns the folder of SmolLM2-135M-Instruct, float32, which is made first if it is not in the cache.
 
-    Making it fetches some 90 MB from the package index and writes 540 MB. Cancelling the call ends what it started.
+    Making it fetches some 90 MB from the package index and writes 540 MB. Cancelling the call ends what it
+    started.
 
     Args:
-        cache_root: defaults to that of :mod:`art_serving.environment` (``ART_CACHE_DIR``, or ``~/.cache/art``).
+        cache_root: ``ART_CACHE_DIR`` or ``~/.cache/art`` when absent.
         progress: is called with a line for the user now and then.
         deadline_s: seconds for everything, waiting for another process included.
 
@@ -116,7 +117,9 @@ def verify(folder: Path) -> None:
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
         if digest != expected.sha256:
-            raise ModelError(f"{path} has SHA-256 {digest}, the manifest says {expected.sha256}; remove {folder}")
+            raise ModelError(
+                f"{path} has SHA-256 {digest}, the manifest says {expected.sha256}; remove {folder}"
+            )
 
 
 def _silent(_text: str) -> None:
@@ -133,7 +136,7 @@ def _key() -> str:
 
 
 def _problem(entry: Path) -> str | None:
-    """Why the entry cannot be used, or None. Sizes only: the rename already says that it was written whole."""
+    """Why the entry cannot be used, or None. Sizes only: the rename says that it was written whole."""
     if not entry.is_dir():
         return f"{entry} does not exist"
     try:
@@ -159,7 +162,7 @@ def _left(deadline: float) -> float:
 
 @contextlib.asynccontextmanager
 async def _locked(path: Path, deadline: float, say: Callable[[str], None]) -> AsyncIterator[int]:
-    """Holds the lock. The converting process inherits it, so it is free only when nothing can write any more."""
+    """Holds the lock. The converting process inherits it: it is free only when nothing can write any more."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         said = False

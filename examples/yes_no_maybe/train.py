@@ -1,0 +1,1 @@
+../../packages/openpipe-art/src/art/demo/yes_no_maybe/train.py
