@@ -1,0 +1,80 @@
+"""Program references: what is wrong with one is said in one message, with exit code 2 and no traceback."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from art.distributed.programs import Program, parse_program
+
+GOOD = "async def main(launch):\n    pass\n"
+
+
+def art_monarch(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "art.distributed.monarch_cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_script_gives_its_folder_and_its_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GOOD)
+    assert parse_program(f"{tmp_path}/train.py:main") == Program("train", "main", str(tmp_path))
+
+
+def test_a_module_is_left_to_the_import_path() -> None:
+    assert parse_program("my_package.train:main") == Program("my_package.train", "main")
+
+
+@pytest.mark.parametrize(
+    ("source", "reference", "text"),
+    [
+        (GOOD, "train.py", "is not FILE_OR_MODULE:FUNCTION"),
+        (GOOD, "train.py:", "is not FILE_OR_MODULE:FUNCTION"),
+        (GOOD, "missing.py:main", "there is no script"),
+        (GOOD, "no-such:main", "neither a script (.py) nor a module name"),
+        (GOOD, "no_such_module:main", "there is no module 'no_such_module'"),
+        (GOOD, "train.py:other", "has no function 'other'"),
+        ("def main(launch): pass\n", "train.py:main", "is not an async function"),
+        ("async def main(): pass\n", "train.py:main", "must take one argument, the ArtLaunchContext"),
+        ("import nothing_like_this\n", "train.py:main", "No module named 'nothing_like_this'"),
+        ("1 / 0\n", "train.py:main", "ZeroDivisionError: division by zero"),
+        ("def (\n", "train.py:main", "SyntaxError"),
+    ],
+)
+def test_a_bad_reference_is_one_message_and_exit_code_2(
+    tmp_path: Path, source: str, reference: str, text: str
+) -> None:
+    (tmp_path / "train.py").write_text(source)
+    result = art_monarch("local", "--program", reference, cwd=tmp_path)
+    assert result.returncode == 2
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_script_may_not_hide_behind_another_modules_name(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text(GOOD)
+    result = art_monarch("local", "--program", "json.py:main", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "that name belongs to" in result.stderr
+
+
+@pytest.mark.parametrize("options", [["--port", "x"], ["--port", "70000"], ["--startup-timeout", "0"]])
+def test_bad_options_are_refused(tmp_path: Path, options: list[str]) -> None:
+    result = art_monarch("local", "--program", "train.py:main", *options, cwd=tmp_path)
+    assert result.returncode == 2
+    assert options[1] in result.stderr
+
+
+def test_only_what_works_is_listed(tmp_path: Path) -> None:
+    result = art_monarch("--help", cwd=tmp_path)
+    assert "local" in result.stdout
+    for later in ("ssh", "skypilot", "worker"):
+        assert later not in result.stdout
+        assert art_monarch(later, cwd=tmp_path).returncode == 2

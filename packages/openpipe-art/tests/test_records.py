@@ -1,0 +1,116 @@
+"""From choices to training records: the tokens are the server's, and what lacks them is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat.chat_completion import ChatCompletion
+
+import art
+from art.errors import RecordError
+from art.records import encode_choice_field, token_record, trajectory_record
+from art_dataplane import TokenRecord, VersionSpan
+
+
+def record(prompt: list[int], completion: list[int], version: int = 3) -> TokenRecord:
+    return TokenRecord(
+        prompt_ids=np.array(prompt, dtype=np.int32),
+        completion_ids=np.array(completion, dtype=np.int32),
+        logprobs=-np.arange(len(completion), dtype=np.float32),
+        prompt_spans=(VersionSpan(0, len(prompt), version),),
+        completion_spans=(VersionSpan(0, len(completion), version),) if completion else (),
+        temperature=0.7,
+        finish_reason="stop",
+    )
+
+
+def response(*records: TokenRecord) -> ChatCompletion:
+    """A response as it comes from the wire: JSON, read by openai's own model."""
+    body = {
+        "id": "1",
+        "created": 0,
+        "model": "m",
+        "object": "chat.completion",
+        "choices": [
+            {
+                "index": index,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": "yes"},
+                "art": encode_choice_field(one),
+            }
+            for index, one in enumerate(records)
+        ],
+    }
+    return ChatCompletion.model_validate_json(json.dumps(body))
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20), st.lists(st.integers(0, 9), max_size=20))
+def test_a_record_comes_through_openai_and_pydantic_unchanged(
+    prompt: list[int], completion: list[int]
+) -> None:
+    made = art.Trajectory(
+        messages_and_choices=[
+            {"role": "user", "content": "x"},
+            response(record(prompt, completion)).choices[0],
+        ],
+        reward=0.5,
+    )
+    again = art.Trajectory.model_validate_json(made.model_dump_json())
+    (exchange,) = trajectory_record(again, group_id="g").exchanges
+    assert exchange.prompt_ids.tolist() == prompt
+    assert exchange.completion_ids.tolist() == completion
+    assert exchange.logprobs.tolist() == [-float(index) for index in range(len(completion))]
+    assert exchange.prompt_ids.dtype == np.int32
+    assert exchange.temperature == 0.7
+    assert exchange.prompt_spans == (VersionSpan(0, len(prompt), 3),)
+
+
+def test_a_record_holds_all_exchanges_also_of_further_histories() -> None:
+    first, second = response(record([1, 2], [3])).choices[0], response(record([1, 2, 3, 4], [5])).choices[0]
+    made = art.Trajectory(
+        messages_and_choices=[{"role": "user", "content": "a"}, first],
+        additional_histories=[art.History(messages_and_choices=[{"role": "user", "content": "b"}, second])],
+        reward=1,
+        metrics={"turns": 2, "won": True},
+        metadata={"task": "t"},
+    )
+    made.finish()
+    kept = trajectory_record(made, group_id="g", record_id="r")
+    assert (kept.record_id, kept.group_id, kept.reward) == ("r", "g", 1.0)
+    assert [exchange.prompt_ids.tolist() for exchange in kept.exchanges] == [[1, 2], [1, 2, 3, 4]]
+    assert kept.metrics["turns"] == 2.0
+    assert kept.metrics["won"] == 1.0
+    assert kept.metadata == {"task": "t"}
+    assert kept.timing.duration_s == made.duration_s
+    kept.validate()
+
+
+def test_a_choice_without_tokens_is_refused() -> None:
+    bare = response(record([1], [2])).choices[0]
+    assert bare.model_extra is not None
+    del bare.model_extra["art"]
+    with pytest.raises(RecordError, match=r"no field 'art' and so no token ids.*model.openai_client\(\)"):
+        token_record(bare)
+
+
+@pytest.mark.parametrize("text", ["???", "aGVsbG8=", 7])
+def test_a_field_that_is_no_record_is_refused(text: object) -> None:
+    broken = response(record([1], [2])).choices[0]
+    assert broken.model_extra is not None
+    broken.model_extra["art"] = text
+    with pytest.raises(RecordError, match="is not a token record"):
+        token_record(broken)
+
+
+def test_text_alone_cannot_be_trained_on() -> None:
+    made = art.Trajectory(messages_and_choices=[{"role": "assistant", "content": "yes"}], reward=1.0)
+    with pytest.raises(RecordError, match="no openai Choice, so there is nothing to train on"):
+        trajectory_record(made, group_id="g")
+
+
+def test_a_reward_must_be_finite() -> None:
+    made = art.Trajectory(messages_and_choices=[response(record([1], [2])).choices[0]], reward=float("nan"))
+    with pytest.raises(RecordError, match="the reward nan"):
+        trajectory_record(made, group_id="g")
