@@ -7,7 +7,7 @@ A job's events are ``accepted, progress ..., snapshot_ready, progress ..., compl
 from typing import Literal
 
 import msgspec
-from art_dataplane.snapshot import SnapshotManifest
+from art_dataplane import SnapshotManifest
 
 from art_trainer.errors import EventOrderError
 

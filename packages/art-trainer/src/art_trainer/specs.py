@@ -9,7 +9,7 @@ import math
 from typing import Literal
 
 import msgspec
-from art_dataplane.batch import PackedBatchRef
+from art_dataplane import PackedBatchRef
 from art_topology import MegatronTopologyConfig
 
 from art_trainer.errors import SpecError

@@ -1,0 +1,86 @@
+"""The clipped policy-gradient loss and what is reported about it.
+
+Source: the clipped surrogate of Schulman et al. 2017 (arXiv:1707.06347, equation 7) per token, with two clip
+distances; the KL estimators are k1 and k3 of Schulman's "Approximating KL Divergence" (2020).
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from art_trainer.rows import LossEntries
+
+
+def clipped_policy_gradient(
+    logprob: Tensor, loss: LossEntries, *, clip_low: float, clip_high: float, weight_sum: float
+) -> Tensor:
+    """``sum(weight * -min(ratio * A, clip(ratio) * A)) / weight_sum`` over the entries of one row, a scalar.
+
+    Args:
+        logprob: float32 ``[L]``, under the weights being trained; carries gradients.
+        loss: the entries.
+        clip_low: the ratio is clipped below ``1 - clip_low``; ``clip_high``: and above ``1 + clip_high``.
+        weight_sum: of the whole batch, so that the losses of its rows add up to the batch's.
+    """
+    ratio = (logprob - loss.old_logprob).exp()
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    surrogate = torch.minimum(ratio * loss.advantage, clipped * loss.advantage)
+    return -(surrogate * loss.weight).sum() / weight_sum
+
+
+@dataclass
+class LossMetrics:
+    """Collects what the rows of one batch say; weights count every entry's share as in the loss."""
+
+    clip_low: float
+    clip_high: float
+    version: int
+    _logprob: list[Tensor] = field(default_factory=list)
+    _entropy: list[Tensor] = field(default_factory=list)
+    _loss: list[LossEntries] = field(default_factory=list)
+
+    def add(self, logprob: Tensor, entropy: Tensor, loss: LossEntries) -> None:
+        """Takes one row's results, ``[L]`` each."""
+        self._logprob.append(logprob.detach())
+        self._entropy.append(entropy)
+        self._loss.append(loss)
+
+    def summary(self) -> dict[str, float]:
+        """Dimensionless numbers (log-probabilities in nats).
+
+        ``ratio_mean``, ``clip_fraction`` (entries whose gradient the clip stopped), ``kl_k1`` and ``kl_k3`` (of the
+        sampling policy from this one), ``entropy_mean``, ``advantage_mean`` and ``logprob_mean`` are weighted means.
+        ``sampler_difference_*`` compare this forward pass with the sampler's log-probabilities for the tokens that
+        version ``version``, whose weights these are, has sampled: mean and 99th percentile of the absolute
+        difference, and how many tokens; the first two are absent when there are none.
+        """
+        logprob, entropy = torch.cat(self._logprob).double(), torch.cat(self._entropy).double()
+        old = torch.cat([loss.old_logprob for loss in self._loss]).double()
+        advantage = torch.cat([loss.advantage for loss in self._loss]).double()
+        weight = torch.cat([loss.weight for loss in self._loss]).double()
+        weight = weight / weight.sum()
+        difference = logprob - old
+        ratio = difference.exp()
+        clipped = ((ratio > 1 + self.clip_high) & (advantage > 0)) | (
+            (ratio < 1 - self.clip_low) & (advantage < 0)
+        )
+        values = {
+            "ratio_mean": ratio,
+            "clip_fraction": clipped.double(),
+            "kl_k1": -difference,
+            "kl_k3": ratio - 1 - difference,
+            "entropy_mean": entropy,
+            "advantage_mean": advantage,
+            "logprob_mean": logprob,
+        }
+        summary = {name: float((value * weight).sum()) for name, value in values.items()}
+        current = torch.cat([loss.version for loss in self._loss]) == self.version
+        gaps = difference[current].abs().numpy()
+        summary["sampler_difference_count"] = float(len(gaps))
+        if len(gaps):
+            summary["sampler_difference_mean"] = float(gaps.mean())
+            summary["sampler_difference_p99"] = float(np.percentile(gaps, 99))
+            summary["sampler_difference_max"] = float(gaps.max())
+        return summary

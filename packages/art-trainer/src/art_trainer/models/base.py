@@ -1,0 +1,46 @@
+"""What a model family tells the trainer: everything that differs between architectures, as data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from art_trainer.layout import FusedLayout
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """One model of a family.
+
+    Args:
+        options: of Megatron's ``TransformerConfig``, platform and dtype aside.
+        vocabulary: rows of the embedding.
+        max_positions: positions the model was made for.
+        tied: the output projection is the embedding.
+        inverse_frequencies: float32 ``[head width / 2]``, of the rotary embedding.
+        weights: for each Megatron parameter, the Hugging Face parameters it is made of.
+        targets: Hugging Face names of the linear layers that may carry an adapter.
+    """
+
+    options: Mapping[str, Any]
+    vocabulary: int
+    max_positions: int
+    tied: bool
+    inverse_frequencies: Tensor
+    weights: Mapping[str, FusedLayout]
+    targets: tuple[str, ...]
+
+
+class ModelFamily(Protocol):
+    """A handler: one file per family in this folder."""
+
+    architectures: tuple[str, ...]
+
+    def describe(self, config: Mapping[str, Any]) -> ModelDescription:
+        """Reads the content of ``config.json``.
+
+        Raises:
+            UnsupportedModelError: the config asks for something the handler does not cover.
+        """
+        ...
