@@ -1,1 +1,69 @@
-"""One vLLM deployment as one health, version, update and recovery domain."""
+"""One vLLM deployment as one health, version, update and recovery domain.
+
+:class:`ModelService` runs a deployment and activates adapters in it; a :class:`HostLauncher` starts its processes on a
+host, :class:`LocalLauncher` on this one. :func:`build_environment` builds locked environments into a cache.
+"""
+
+from art_serving.client import MemberClient
+from art_serving.deployment import (
+    ActivationReport,
+    EngineOptions,
+    EngineStats,
+    Health,
+    HostLauncher,
+    MemberActivation,
+    MemberLaunch,
+    MemberState,
+    Secret,
+    ServiceState,
+)
+from art_serving.environment import (
+    BuildProgress,
+    Environment,
+    EnvironmentBundle,
+    build_environment,
+    default_cache_root,
+    find_environment,
+    vllm_bundle,
+    vllm_environment,
+)
+from art_serving.errors import (
+    ActivationError,
+    EnvironmentBuildError,
+    MemberError,
+    PreflightError,
+    ServiceClosedError,
+    ServingError,
+)
+from art_serving.local import LocalLauncher
+from art_serving.service import ModelService
+
+__all__ = [
+    "ActivationError",
+    "ActivationReport",
+    "BuildProgress",
+    "EngineOptions",
+    "EngineStats",
+    "Environment",
+    "EnvironmentBuildError",
+    "EnvironmentBundle",
+    "Health",
+    "HostLauncher",
+    "LocalLauncher",
+    "MemberActivation",
+    "MemberClient",
+    "MemberError",
+    "MemberLaunch",
+    "MemberState",
+    "ModelService",
+    "PreflightError",
+    "Secret",
+    "ServiceClosedError",
+    "ServiceState",
+    "ServingError",
+    "build_environment",
+    "default_cache_root",
+    "find_environment",
+    "vllm_bundle",
+    "vllm_environment",
+]

@@ -1,4 +1,4 @@
-"""What crosses the border between a model service and the hosts its members run on: structs and one protocol."""
+"""What crosses the border between a model service and the hosts of its members: structs and one protocol."""
 
 import enum
 from typing import Literal, Protocol
@@ -8,31 +8,31 @@ from art_dataplane.snapshot import SnapshotManifest
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How vLLM runs, beyond what the topology says.
+    """How vLLM runs on a host, beyond what the topology says.
 
     Args:
-        dtype: of weights and activations.
-        max_model_len: tokens of prompt and completion together.
-        max_num_seqs: sequences that one engine step computes at most.
+        threads: compute threads of each worker on CPU.
         max_num_batched_tokens: tokens that one engine step computes at most; None leaves it to vLLM.
-        max_lora_rank: largest rank of an adapter; 8, 16, 32, 64, ...
-        kv_cache_gib: memory for keys and values on CPU.
-        threads: compute threads of a worker on CPU.
-        prefix_caching: whether equal beginnings are computed once (per adapter generation).
+        block_size: tokens per block of the KV cache; equal prompts share whole blocks.
+        prefix_caching: whether equal beginnings are computed once (per activation of an adapter).
         stall_timeout_s: requests run but no engine step ended for so long: the engine counts as stalled.
-        seed: of sampling, for requests without their own.
     """
 
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    max_model_len: int = 2048
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int | None = None
-    max_lora_rank: int = 16
-    kv_cache_gib: int = 1
     threads: int = 1
+    max_num_batched_tokens: int | None = None
+    block_size: int = 32
     prefix_caching: bool = True
     stall_timeout_s: float = 30.0
-    seed: int = 0
+
+
+class Secret(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+    """A token that must not be seen in logs: it has no readable representation."""
+
+    value: str
+
+    def __repr__(self) -> str:
+        """Hides the value."""
+        return "Secret(...)"
 
 
 class MemberLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +42,19 @@ class MemberLaunch(msgspec.Struct, frozen=True, kw_only=True):
         service: name of the model service.
         member: index of the member in the service.
         incarnation: counts starts of this member from 0; a restart has a higher one.
-        model_path: folder of the base model, in Hugging Face form, on that host.
+        model_path: the base model in Hugging Face form, on that host.
         base_model_name: model name under which the base model is served.
         adapter_name: model name under which the policy (the active adapter) is served.
-        host: address to listen on; port 0 is chosen by the process that listens.
-        log_folder: where the member's log file is written, on that host.
-        api_key: asked from inference requests; None asks for none.
+        dtype: of weights and activations; "auto" takes the model's.
+        max_model_len: tokens of prompt and completion together; None takes what the model allows.
+        max_num_seqs: sequences that one engine step computes at most.
+        max_lora_rank: largest rank of an adapter.
+        kv_cache_bytes: memory for keys and values of each worker.
+        host: address to listen on.
+        port: 0 is chosen by the process that listens.
+        log_folder: where the member's log is written, on that host.
         admin_token: asked from requests that change state. Travels by environment, never in arguments or logs.
+        api_key: asked from inference requests; None asks for none.
     """
 
     service: str
@@ -57,14 +63,25 @@ class MemberLaunch(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     base_model_name: str
     adapter_name: str
-    options: EngineOptions
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    max_model_len: int | None
+    max_num_seqs: int
+    max_lora_rank: int
+    kv_cache_bytes: int
+    seed: int
     log_folder: str
-    admin_token: str
+    admin_token: Secret
+    api_key: Secret | None
     host: str = "127.0.0.1"
     port: int = 0
-    api_key: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    options: EngineOptions = EngineOptions()
+
+    @property
+    def title(self) -> str:
+        """For messages: ``member 0 of service 'policy'``."""
+        return f"member {self.member} of service {self.service!r}"
 
 
 class Health(enum.Enum):
@@ -81,29 +98,40 @@ class Health(enum.Enum):
 class EngineStats(msgspec.Struct, frozen=True):
     """Read from the member's statistics page; counters count from the engine's start.
 
-    ``age_s`` is the time since the last engine step ended, by the host's monotonic clock.
+    Args:
+        step_age_s: seconds since the last engine step ended, None before the first.
+        stalled_s: seconds that unfinished requests have waited without an engine step; 0 when nothing waits.
+        beat_age_s: seconds since the API server last wrote.
     """
 
-    steps: int
+    unfinished: int
     running: int
     waiting: int
+    steps: int
     kv_usage: float
     prompt_tokens: int
     generation_tokens: int
     prefix_queries: int
     prefix_hits: int
     preemptions: int
-    age_s: float
+    step_age_s: float | None
+    stalled_s: float
+    beat_age_s: float
 
 
 class MemberState(msgspec.Struct, frozen=True):
-    """One member now. ``detail`` says why when it is not ready; ``version`` is the active policy version."""
+    """One member now. ``detail`` says why when it is not ready; ``version`` is the active policy version.
+
+    ``base_url`` is ``http://HOST:PORT`` of its HTTP server; ``pid`` is its API server, ``engine_pids`` its engine core
+    and workers.
+    """
 
     member: int
     incarnation: int
     health: Health
-    detail: str
+    detail: str = ""
     pid: int | None = None
+    engine_pids: tuple[int, ...] = ()
     base_url: str | None = None
     version: int | None = None
     digest: str | None = None
@@ -111,18 +139,26 @@ class MemberState(msgspec.Struct, frozen=True):
 
 
 class HostLauncher(Protocol):
-    """Starts and ends members on one host. ``art`` implements it with an actor; :class:`LocalLauncher` in process."""
+    """Starts and ends members on one host.
+
+    ``art`` implements it with an actor; :class:`art_serving.LocalLauncher` starts subprocesses of this process.
+    """
 
     async def start_member(self, launch: MemberLaunch, deadline_s: float) -> MemberState:
         """Starts the member and waits until it serves.
 
         Raises:
+            PreflightError: the host cannot run it; nothing was started.
             MemberError: it did not get ready within ``deadline_s`` seconds, or died; nothing of it is left.
         """
         ...
 
     async def member_state(self, service: str, member: int, deadline_s: float) -> MemberState:
-        """What the member is now; a dead member is a state, not an error."""
+        """What the member is now; a dead member is a state, not an error.
+
+        Raises:
+            MemberError: there never was one of that name here.
+        """
         ...
 
     async def stop_member(self, service: str, member: int, deadline_s: float) -> None:
@@ -142,18 +178,20 @@ class MemberActivation(msgspec.Struct, frozen=True):
     """What one member reports after it activated a snapshot; times in milliseconds.
 
     Args:
+        member: index of the member; the server itself does not know it and reports 0.
+        version: policy version that is active now.
         digest: of the bytes that its workers loaded, computed by them.
         wait_ms: from the request until the engine stood between two steps.
         pause_ms: how long the engine stood still.
-        read_ms: reading and checking the snapshot, before the engine was stopped.
+        read_ms: reading and checking the snapshot, while the engine was stepping.
     """
 
-    member: int
     version: int
     digest: str
     wait_ms: float
     pause_ms: float
     read_ms: float
+    member: int = 0
 
 
 class ActivationReport(msgspec.Struct, frozen=True):
@@ -166,7 +204,7 @@ class ActivationReport(msgspec.Struct, frozen=True):
 
     @property
     def pause_ms(self) -> float:
-        """The longest time any member's engine stood still."""
+        """The longest time that any member's engine stood still."""
         return max(member.pause_ms for member in self.members)
 
 

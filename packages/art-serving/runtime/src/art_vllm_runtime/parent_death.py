@@ -1,0 +1,31 @@
+"""Ties a process to its parent: when the parent dies, so does this process."""
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(expected_parent: int | None = None) -> None:
+    """Asks the kernel for SIGKILL when the thread that started this process ends.
+
+    Args:
+        expected_parent: pid of the parent; when it is another one by now, this process ends at once.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if expected_parent is not None and os.getppid() != expected_parent:
+        os._exit(1)
+
+
+def tie_forked_children() -> None:
+    """Every child that this process forks from now on dies with it."""
+    parent = os.getpid()
+
+    def in_child() -> None:
+        if os.getppid() in (parent, 0):
+            die_with_parent(os.getppid())
+
+    os.register_at_fork(after_in_child=in_child)

@@ -1,0 +1,82 @@
+"""Members as subprocesses of this process."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from art_dataplane.locations import ShmLocation
+from art_dataplane.snapshot import SnapshotManifest
+
+from art_serving.deployment import MemberLaunch, MemberState
+from art_serving.environment import BuildProgress, Environment, vllm_environment
+from art_serving.errors import ActivationError, MemberError
+from art_serving.member import MemberProcess
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class LocalLauncher:
+    """Runs members on this host: a :class:`art_serving.HostLauncher` without any other process in between.
+
+    Args:
+        environment: where vLLM is installed; None takes :func:`art_serving.vllm_environment`, which builds it when the
+            cache does not have it (within the deadline of the first start).
+        progress: is called with one line at a time while an environment is built or a member starts.
+    """
+
+    def __init__(
+        self, environment: Environment | None = None, *, progress: Callable[[str], None] | None = None
+    ) -> None:
+        self._environment = environment
+        self._progress = progress
+        self._members: dict[tuple[str, int], MemberProcess] = {}
+
+    async def start_member(self, launch: MemberLaunch, deadline_s: float) -> MemberState:
+        """Starts the member and waits until it serves; see :class:`art_serving.HostLauncher`."""
+        until = time.monotonic() + deadline_s
+        key = (launch.service, launch.member)
+        previous = self._members.get(key)
+        if previous is not None:
+            await previous.stop(deadline_s)
+        environment = await self._installed(deadline_s)
+        self._members[key] = await MemberProcess.start(
+            launch, environment, deadline_s=until - time.monotonic(), progress=self._progress
+        )
+        return await self._members[key].state(max(until - time.monotonic(), 1.0))
+
+    async def _installed(self, deadline_s: float) -> Environment:
+        if self._environment is None:
+            self._environment = await vllm_environment(deadline_s=deadline_s, progress=self._building)
+        return self._environment
+
+    def _building(self, progress: BuildProgress) -> None:
+        if self._progress is not None:
+            self._progress(progress.text)
+
+    async def member_state(self, service: str, member: int, deadline_s: float) -> MemberState:
+        """What the member is now."""
+        return await self._member(service, member).state(deadline_s)
+
+    async def stop_member(self, service: str, member: int, deadline_s: float) -> None:
+        """Ends the member; it stays known, as stopped."""
+        process = self._members.get((service, member))
+        if process is not None:
+            await process.stop(deadline_s)
+
+    async def receive_snapshot(self, manifest: SnapshotManifest, deadline_s: float) -> SnapshotManifest:
+        """The snapshot is on this host already; says so when its segment is gone."""
+        location = manifest.location
+        if isinstance(location, ShmLocation):
+            exists = await asyncio.to_thread((_SHARED_MEMORY / location.name).exists)
+            if not exists:
+                raise ActivationError(
+                    f"the segment {location.name} of version {manifest.version} is gone; its owner died or dropped it"
+                )
+        return manifest
+
+    def _member(self, service: str, member: int) -> MemberProcess:
+        try:
+            return self._members[service, member]
+        except KeyError:
+            raise MemberError(f"no member {member} of service {service!r} was started here") from None

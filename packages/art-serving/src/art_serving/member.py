@@ -1,0 +1,226 @@
+"""One host's share of a service: the server process under its supervisor, from start to end."""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from art_serving.client import MemberClient
+from art_serving.deployment import EngineStats, Health, MemberLaunch, MemberState
+from art_serving.environment import Environment
+from art_serving.errors import MemberError
+from art_serving.launch import member_command, member_environment
+from art_serving.metrics import StatsReader, stall
+from art_serving.preflight import check_host
+from art_serving.supervision import describe_exit, read_end, supervised
+
+_POLL_S = 0.05
+_GRACE_S = 6.0
+"""Between SIGTERM and SIGKILL. The server gives the engine core 5 s."""
+_KILL_S = 3.0
+_TAIL_LINES = 25
+_PROGRESS = "ART "
+
+
+class _Ready(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+    pid: int
+    engine_pids: tuple[int, ...]
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    text: str
+
+
+class MemberProcess:
+    """A started member. Made by :meth:`start`; :meth:`stop` ends it, and so does the death of this process."""
+
+    def __init__(self, launch: MemberLaunch, environment: Environment) -> None:
+        stem = Path(launch.log_folder) / f"{launch.service}-{launch.member}-{launch.incarnation}"
+        self.launch = launch
+        self.log_file = stem.with_name(stem.name + ".log")
+        self._end_file = stem.with_name(stem.name + ".end.json")
+        self._failure_file = stem.with_name(stem.name + ".failure.json")
+        self._run_folder = Path(tempfile.mkdtemp(prefix="art-vllm-"))
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+        self._ready: _Ready | None = None
+        self._stats: StatsReader | None = None
+        self._client: MemberClient | None = None
+        self._stopped = False
+
+    @classmethod
+    async def start(
+        cls,
+        launch: MemberLaunch,
+        environment: Environment,
+        *,
+        deadline_s: float,
+        progress: Callable[[str], None] | None = None,
+    ) -> "MemberProcess":
+        """Starts the server and waits until it answers requests.
+
+        Raises:
+            PreflightError: the host cannot run it; nothing was started.
+            MemberError: it died, or was not ready in time; nothing of it is left.
+        """
+        check_host(launch, environment)
+        member = cls(launch, environment)
+        try:
+            await member._spawn()
+            await member._wait_ready(time.monotonic() + deadline_s, deadline_s, progress)
+        except BaseException:
+            await member.stop(deadline_s=_GRACE_S)
+            raise
+        return member
+
+    @property
+    def base_url(self) -> str | None:
+        """``http://HOST:PORT`` once it is ready."""
+        if self._ready is None:
+            return None
+        host = f"[{self._ready.host}]" if ":" in self._ready.host else self._ready.host
+        return f"http://{host}:{self._ready.port}"
+
+    async def _spawn(self) -> None:
+        for stale in (self._end_file, self._failure_file):
+            stale.unlink(missing_ok=True)
+        command = member_command(self.launch, self._environment, self._run_folder, self._failure_file)
+        with open(self.log_file, "wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *supervised(command, grace_s=_GRACE_S, scratch=self._run_folder, end_file=self._end_file),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=member_environment(self.launch, self._run_folder),
+            )
+
+    async def _wait_ready(
+        self, until: float, deadline_s: float, progress: Callable[[str], None] | None
+    ) -> None:
+        assert self._process is not None
+        with open(self.log_file, errors="replace") as log:
+            while True:
+                _report(log.readlines(), progress)
+                if self._process.returncode is not None:
+                    raise MemberError(self.failure())
+                with contextlib.suppress(FileNotFoundError):
+                    ready = (self._run_folder / "ready.json").read_bytes()
+                    self._ready = msgspec.json.decode(ready, type=_Ready)
+                    break
+                if time.monotonic() > until:
+                    raise MemberError(
+                        f"{self.launch.title} was not ready within {deadline_s:.0f} s; its log {self.log_file} ends:\n"
+                        + self._tail()
+                    )
+                await asyncio.sleep(_POLL_S)
+            _report(log.readlines(), progress)
+        self._stats = StatsReader(self._run_folder / "stats")
+        assert self.base_url is not None
+        self._client = MemberClient(self.base_url, self.launch.admin_token, self.launch.title)
+
+    def failure(self) -> str:
+        """Which process died, how, and the last lines of the log."""
+        return f"{self.launch.title} died: {self._cause()}; its log {self.log_file} ends:\n{self._tail()}"
+
+    def _cause(self) -> str:
+        assert self._process is not None
+        with contextlib.suppress(FileNotFoundError):
+            return msgspec.json.decode(self._failure_file.read_bytes(), type=_Failure).text
+        end = read_end(self._end_file)
+        if end is not None:
+            during = "" if self._ready else " while starting"
+            return f"API server (pid {end.pid}){during}: {end.describe()}"
+        return f"supervisor (pid {self._process.pid}): {describe_exit(self._process.returncode or 0)}"
+
+    def _tail(self) -> str:
+        lines = self.log_file.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+        return "\n".join(f"  {line}" for line in lines)
+
+    def stats(self) -> EngineStats | None:
+        """The member's statistics; None before it is ready."""
+        return self._stats.read() if self._stats is not None else None
+
+    async def state(self, deadline_s: float) -> MemberState:
+        """What the member is now, also when it does not answer any more."""
+        health, detail, answer = Health.STARTING, "", None
+        stats = self.stats()
+        if self._stopped:
+            health = Health.STOPPED
+        elif self._process is not None and self._process.returncode is not None:
+            health, detail = Health.FAILED, self.failure()
+        elif self._client is not None and stats is not None:
+            reason = stall(stats, self.launch.options.stall_timeout_s)
+            if reason is not None:
+                health, detail = Health.STALLED, reason
+            else:
+                try:
+                    answer = await self._client.state(deadline_s)
+                    health, detail = answer.health, answer.detail
+                except MemberError as error:
+                    dead = self._process is not None and self._process.returncode is not None
+                    health, detail = (Health.FAILED, self.failure()) if dead else (Health.STALLED, str(error))
+        return MemberState(
+            member=self.launch.member,
+            incarnation=self.launch.incarnation,
+            health=health,
+            detail=detail,
+            pid=self._ready.pid if self._ready else None,
+            engine_pids=self._ready.engine_pids if self._ready else (),
+            base_url=self.base_url,
+            version=answer.version if answer else None,
+            digest=answer.digest if answer else None,
+            stats=stats,
+        )
+
+    async def stop(self, deadline_s: float) -> None:
+        """Ends every process of the member: SIGTERM, then SIGKILL. Also when the caller is being cancelled.
+
+        Raises:
+            MemberError: something of it is still there after all that.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._stop(deadline_s)))
+
+    async def _stop(self, deadline_s: float) -> None:
+        self._stopped = True
+        if self._client is not None:
+            await self._client.close()
+        if self._process is not None and self._process.returncode is None:
+            await self._end(self._process, deadline_s)
+        if self._stats is not None:
+            self._stats.close()
+            self._stats = None
+        _remove(self._run_folder)
+
+    async def _end(self, process: asyncio.subprocess.Process, deadline_s: float) -> None:
+        process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), max(deadline_s - _KILL_S, 0.1))
+        if process.returncode is None:
+            # The supervisor's death ends the server, and the server's death the engine (PR_SET_PDEATHSIG).
+            process.kill()
+            try:
+                await asyncio.wait_for(process.wait(), _KILL_S)
+            except TimeoutError as error:
+                raise MemberError(
+                    f"{self.launch.title}: supervisor {process.pid} survived SIGKILL"
+                ) from error
+
+
+def _report(lines: list[str], progress: Callable[[str], None] | None) -> None:
+    if progress is not None:
+        for line in lines:
+            if line.startswith(_PROGRESS):
+                progress(line.removeprefix(_PROGRESS).strip())
+
+
+def _remove(folder: Path) -> None:
+    """The supervisor removed it already, unless it was killed or never started."""
+    if folder.exists():
+        shutil.rmtree(folder)
