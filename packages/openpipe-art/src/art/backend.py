@@ -31,7 +31,7 @@ from art.distributed.packing import BATCHES_IN_FLIGHT, OwnerEntry, PackingWorker
 from art.distributed.placement import Placed, place
 from art.distributed.runtime import ArtRuntime
 from art.distributed.services import RunningModelService, ServiceSettings
-from art.distributed.trainer import PUBLISH, MegatronTrainer
+from art.distributed.trainer import DURABILITY, PUBLISH, MegatronTrainer
 from art.errors import ArtError, ConfigError
 from art.megatron_config import MegatronRuntimeConfig, get_megatron_runtime_config
 from art.model import TrainableModel
@@ -51,11 +51,9 @@ from art_dataplane import (
     TrajectoryRef,
     TrajectoryStore,
 )
-from art_serving.deployment import EngineOptions
+from art_serving import EngineOptions
 from art_topology import compile_topology, local_cluster
-from art_trainer import DURABILITY
-from art_trainer.events import Completed
-from art_trainer.specs import LoraSpec, RlTrainJob, TrainerRuntimeSpec, TrainingRunSpec
+from art_trainer import Completed, LoraSpec, RlTrainJob, TrainerRuntimeSpec, TrainingRunSpec
 
 CONTROLLER = "controller"
 """Owner name of records that were made in this process."""
@@ -236,7 +234,6 @@ class _Registered:
         self._queue = TrajectoryQueue(_QUEUE_LIMITS)
         self._ticket = 0
         self._version = 0
-        self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Starts everything; the slow parts, the server and the trainer, together."""
@@ -251,7 +248,6 @@ class _Registered:
         await trainer.connect(self.service.peer, self._backend._step_timeout_s)
         await trainer.publish_current(rpc_timeout_s)
         await trainer.wait_sink(PUBLISH, self._version, self._backend._step_timeout_s)
-        self._watch = asyncio.create_task(self._watch_service())
 
     @property
     def _ready_trainer(self) -> MegatronTrainer:
@@ -268,17 +264,10 @@ class _Registered:
 
     async def _start_service(self, folder: Path) -> None:
         spec = self._placed.service
-        options = EngineOptions(
-            dtype=self._backend._dtype,
-            max_model_len=self._config.packed_sequence_length,
-            max_num_seqs=spec.max_num_seqs,
-            max_lora_rank=spec.max_lora_rank,
-            threads=self._backend._threads,
-            seed=self._backend._seed,
-        )
+        options = EngineOptions(threads=self._backend._threads)
         self.service = await self._runtime.start_model_service(
             spec,
-            ServiceSettings(self._model.base_model, str(folder / "logs"), options),
+            ServiceSettings(str(folder / "logs"), options),
             host=self._placed.service_host,
             progress=self._backend._progress,
         )
@@ -301,7 +290,7 @@ class _Registered:
         )
         self._keep(self._trainer.handle)
         run = TrainingRunSpec(
-            run_id=self._model.run_name or self._model.name,
+            run_id=self._runtime.run_id,
             generations_dir=str(folder / "generations"),
             resume_from="latest" if self._backend._resume else None,
         )
@@ -310,15 +299,6 @@ class _Registered:
     def _keep(self, handle: ActorHandle) -> ActorHandle:
         self._actors.append(handle)
         return handle
-
-    async def _watch_service(self) -> None:
-        """Makes a dead or stalled server known to everyone who waits for it."""
-        while True:
-            failure = await self.service.failure()
-            if failure is not None:
-                self._runtime.report_failure(failure)
-                return
-            await asyncio.sleep(1.0)
 
     async def train(self, groups: list[TrajectoryGroup], config: TrainConfig) -> TrainResult:
         """One step."""
@@ -337,7 +317,7 @@ class _Registered:
         self._version = completed.version
         await self._drop(selection.refs)
         published = time.monotonic()
-        receipt = await self._explained(
+        receipt = await self._runtime.failures.guard(
             self._ready_trainer.wait_sink(PUBLISH, self._version, self._backend._step_timeout_s)
         )
         if completed.sink_errors:
@@ -446,7 +426,7 @@ class _Registered:
         )
         outcome = Outcome.DISCARDED
         try:
-            completed = await self._explained(
+            completed = await self._runtime.failures.guard(
                 self._ready_trainer.step(job, event_timeout_s=self._backend._step_timeout_s)
             )
             outcome = Outcome.CONSUMED
@@ -459,16 +439,6 @@ class _Registered:
                     deadline_s=self._runtime.topology.rpc_timeout_s,
                 )
         return completed
-
-    async def _explained[T](self, work: Coroutine[Any, Any, T]) -> T:
-        """Awaits ``work``; when it fails because the server did, the error says so."""
-        try:
-            return await work
-        except RuntimeFailure as error:
-            failure = await self.service.failure()
-            if failure is None or failure in str(error):
-                raise
-            raise RuntimeFailure(f"{failure}\nwhich showed as: {error}") from error
 
     async def close(self) -> list[Exception]:
         """Waits for durability and ends all parts; returns what failed."""
@@ -483,8 +453,6 @@ class _Registered:
 
     async def discard(self) -> list[Exception]:
         """Ends all parts; returns what failed on the way."""
-        if self._watch is not None:
-            self._watch.cancel()
         results = await asyncio.gather(
             *(self._runtime.stop_actor(handle) for handle in self._actors), return_exceptions=True
         )

@@ -107,14 +107,17 @@ class RolloutExecutor:
             RolloutFailed: the function raised.
             ActorDied, ActorTimeout: the worker died, or the rollout took longer than ``rollout_timeout_s``.
             CallableError: it is not the executor's function, or a value cannot be sent.
-            RuntimeFailure: the worker is not in use.
+            RuntimeFailure: the worker is not in use, or a part that rollouts depend on failed.
         """
         if worker not in self._workers:
             raise RuntimeFailure(f"worker {worker} is not in use; set_workers chose {self._workers}")
         request = self._request(function, model, scenario, config, None)
         handle = await self._worker(worker)
         with _counted(self._running, worker):
-            reply = await handle.call("run", request, deadline_s=self._rollout_timeout_s)
+            return await self._runtime.failures.guard(self._run_on(handle, request))
+
+    async def _run_on(self, handle: ActorHandle, request: RolloutRequest) -> Any:
+        reply = await handle.call("run", request, deadline_s=self._rollout_timeout_s)
         if isinstance(reply, RolloutValue):
             return user_values.unpack(reply.data)
         raise RolloutFailed(reply.kind, reply.message, reply.traceback, handle.role)
@@ -135,15 +138,23 @@ class RolloutExecutor:
 
         Raises:
             ActorDied, ActorTimeout, CallableError: as :meth:`run`.
+            RuntimeFailure: a part that rollouts depend on failed, for example the model service.
         """
         request = self._request(function, model, scenario, config, group_id)
         worker = min(self._workers, key=lambda index: (self._running[index], self._workers.index(index)))
         with _counted(self._running, worker):
             handle = await self._worker(worker)
-            result: TrajectoryHandle = await handle.call(
-                "submit", request, deadline_s=self._rollout_timeout_s
+            failures = self._runtime.failures
+            result: TrajectoryHandle = await failures.guard(
+                handle.call("submit", request, deadline_s=self._rollout_timeout_s)
             )
-        return msgspec.structs.replace(result, worker=handle.role)
+        result = msgspec.structs.replace(result, worker=handle.role)
+        if result.error is not None and (failure := await failures.diagnose()) is not None:
+            error = result.error
+            raise RuntimeFailure(failure) from RolloutFailed(
+                error.kind, error.message, error.traceback, handle.role
+            )
+        return result
 
     def _request(
         self, function: AsyncFunction, model: TrainableModel, scenario: Any, config: Any, group_id: str | None

@@ -19,6 +19,7 @@ import msgspec
 from art.distributed.actor_process import CPUS_VARIABLE
 from art.distributed.callables import InstalledAsyncCallable
 from art.distributed.errors import CloseError, RuntimeFailure, StartupError
+from art.distributed.failures import FailureWatch
 from art.distributed.handle import ActorHandle
 from art.distributed.host_meshes import HostMeshes
 from art.distributed.rollouts import RolloutExecutor
@@ -49,7 +50,7 @@ class ArtRuntime:
         self._owns_hosts = owns_hosts
         self._actors: dict[str, ActorHandle] = {}
         self._serial = itertools.count()
-        self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.failures = FailureWatch()
         self._closed = False
 
     @classmethod
@@ -199,15 +200,8 @@ class ArtRuntime:
     async def stop_actor(self, handle: ActorHandle, deadline_s: float = 10.0) -> None:
         """Closes an actor's object and ends its process; errors as :meth:`ActorHandle.stop`."""
         self._actors.pop(handle.name, None)
+        self.failures.remove(handle.name)
         await handle.stop(deadline_s)
-
-    def report_failure(self, text: str) -> None:
-        """Makes it known that something rollouts depend on has failed, for example a model service.
-
-        Rollouts in flight end with it, and every later one fails at once. The first report stays.
-        """
-        if not self.failure.done():
-            self.failure.set_result(text)
 
     async def start_trainer(
         self,
@@ -234,9 +228,7 @@ class ArtRuntime:
 
         limit = 10 * self.topology.startup_timeout_s if deadline_s is None else deadline_s
         env = {"OMP_NUM_THREADS": str(spec.threads)}
-        handle = await self.spawn_actor(
-            name, TrainerService, spec, self.run_id, host=host, env=env, deadline_s=limit
-        )
+        handle = await self.spawn_actor(name, TrainerService, spec, host=host, env=env, deadline_s=limit)
         trainer = MegatronTrainer(handle, self.topology.rpc_timeout_s)
         try:
             report = await trainer.load(limit)
@@ -278,7 +270,7 @@ class ArtRuntime:
             f"model service {spec.name}", ModelServiceHost, spec, settings, host=host
         )
         try:
-            return await start_service(
+            service = await start_service(
                 handle,
                 spec.name,
                 deadline_s=limit,
@@ -288,6 +280,8 @@ class ArtRuntime:
         except BaseException:
             await self.stop_actor(handle)
             raise
+        self.failures.add(handle.name, service.failure)
+        return service
 
     def rollout_executor(
         self,
@@ -318,6 +312,7 @@ class ArtRuntime:
         if self._closed:
             return
         self._closed = True
+        self.failures.close()
         handles, self._actors = list(self._actors.values()), {}
         share = deadline_s * _CLOSE_ACTORS_SHARE
         results = await asyncio.gather(*(handle.stop(share) for handle in handles), return_exceptions=True)

@@ -10,8 +10,14 @@ from art.distributed.errors import RuntimeFailure
 from art.distributed.handle import ActorHandle
 from art.distributed.peer import PeerReference
 from art_dataplane.snapshot import SnapshotManifest
-from art_serving.deployment import ActivationReport, EngineOptions, Health, ServiceState
-from art_serving.service import ModelService
+from art_serving import (
+    ActivationReport,
+    EngineOptions,
+    Health,
+    LocalLauncher,
+    ModelService,
+    ServiceState,
+)
 from art_topology import ModelServiceSpec
 
 STATE_TIMEOUT_S = 5.0
@@ -21,12 +27,10 @@ class ServiceSettings(msgspec.Struct, frozen=True):
     """What the topology does not say about a service.
 
     Args:
-        model_path: folder of the base model.
-        log_folder: where members write their logs.
-        options: of the engine.
+        log_folder: where members write their logs, on their hosts.
+        options: how vLLM runs.
     """
 
-    model_path: str
     log_folder: str
     options: EngineOptions
 
@@ -58,19 +62,19 @@ class ModelServiceHost:
 
     async def start(self, deadline_s: float) -> AsyncIterator[StartProgress | ServiceEndpoint]:
         """Starts every member; yields lines for the user and, last, the endpoint."""
-        from art_serving.launcher import LocalLauncher
-
         lines: asyncio.Queue[str] = asyncio.Queue()
         loop = asyncio.get_running_loop()
+
+        def progress(line: str) -> None:
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+
         starting = asyncio.ensure_future(
             ModelService.start(
                 self._spec,
-                LocalLauncher(),
+                LocalLauncher(progress=progress),
                 deadline_s=deadline_s,
-                model_path=Path(self._settings.model_path),
                 log_folder=Path(self._settings.log_folder),
                 options=self._settings.options,
-                progress=lambda line: loop.call_soon_threadsafe(lines.put_nowait, line),
             )
         )
         try:

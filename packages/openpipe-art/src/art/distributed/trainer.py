@@ -8,18 +8,31 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
+
 from art.distributed.errors import RuntimeFailure
 from art.distributed.handle import ActorHandle
 from art.distributed.peer import Peer, PeerReference
 from art_dataplane.batch import ShmBatchMapper
 from art_dataplane.snapshot import Receipt, SnapshotLease, SnapshotManifest
-from art_serving.deployment import ActivationReport
+from art_serving import ActivationReport
 from art_trainer.events import Completed, TrainerEvent
-from art_trainer.rank import LoadReport, TrainerRank
 from art_trainer.specs import RlTrainJob, TrainerRuntimeSpec, TrainingRunSpec
+
+DURABILITY = "durability"
+"""Name of the rank's own sink (``art_trainer.rank.DURABILITY``, which would bring torch into the controller)."""
 
 PUBLISH = "publish"
 """Name of the sink that hands snapshots to the model service."""
+
+
+class LoadedModel(msgspec.Struct, frozen=True):
+    """What a rank loaded: parameters, bytes of memory that the process uses, seconds."""
+
+    base_parameters: int
+    trained_parameters: int
+    resident_bytes: int
+    duration_s: float
 
 
 class PublicationSink:
@@ -71,15 +84,15 @@ class PublicationSink:
 class TrainerService:
     """A service (see :mod:`art.distributed.service`): one rank of one trainer."""
 
-    def __init__(self, spec: TrainerRuntimeSpec, run_id: str) -> None:
-        self._sink = PublicationSink()
-        self._rank = TrainerRank(
-            spec, mapper=ShmBatchMapper(), sinks={PUBLISH: self._sink}, shm_run_id=run_id
-        )
+    def __init__(self, spec: TrainerRuntimeSpec) -> None:
+        from art_trainer.rank import TrainerRank
 
-    async def load(self, deadline_s: float) -> LoadReport:
+        self._sink = PublicationSink()
+        self._rank = TrainerRank(spec, mapper=ShmBatchMapper(), sinks={PUBLISH: self._sink})
+
+    async def load(self, deadline_s: float) -> LoadedModel:
         """Loads the model; see :meth:`TrainerRank.load`."""
-        return await self._rank.load(deadline_s)
+        return msgspec.convert(await self._rank.load(deadline_s), LoadedModel, from_attributes=True)
 
     async def start_run(self, run: TrainingRunSpec, deadline_s: float) -> int:
         """Starts a run; see :meth:`TrainerRank.start_run`."""
@@ -120,13 +133,13 @@ class MegatronTrainer:
         self.handle = handle
         self._rpc_timeout_s = rpc_timeout_s
 
-    async def load(self, deadline_s: float) -> LoadReport:
+    async def load(self, deadline_s: float) -> LoadedModel:
         """Loads the model and its weights.
 
         Raises:
             RuntimeFailure: the rank refused, died or was too slow.
         """
-        report: LoadReport = await self._call("load", deadline_s)
+        report: LoadedModel = await self._call("load", deadline_s)
         return report
 
     async def start_run(self, run: TrainingRunSpec, deadline_s: float) -> int:
