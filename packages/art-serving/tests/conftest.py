@@ -237,9 +237,18 @@ class Reference:
     """
 
     def __init__(self, environment: Environment, model: TinyModel, folder: Path) -> None:
-        self._python = environment.python
         self._model = model
         self._folder = folder
+        self._errors = folder / "errors.txt"
+        with open(self._errors, "w") as errors:
+            self._process = subprocess.Popen(
+                [environment.python, Path(__file__).with_name("reference_logprobs.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"},
+            )
 
     def logprobs(self, record: TokenRecord) -> np.ndarray:
         """float64 ``[C]`` for the record's completion under the record's spans."""
@@ -259,21 +268,24 @@ class Reference:
             "prompt_length": offset,
             "temperature": record.temperature,
         }
-        done = subprocess.run(
-            [self._python, Path(__file__).with_name("reference_logprobs.py")],
-            input=json.dumps(task),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"},
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return np.array(json.loads(done.stdout.splitlines()[-1]))
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(task) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, self._errors.read_text()[-3000:]
+        return np.array(json.loads(answer))
+
+    def close(self) -> None:
+        self._process.communicate(timeout=10)
 
 
 @pytest.fixture(scope="session")
-def reference(environment: Environment, tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return Reference(environment, tiny_model, tmp_path_factory.mktemp("reference"))
+def reference(
+    environment: Environment, tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Reference]:
+    reference = Reference(environment, tiny_model, tmp_path_factory.mktemp("reference"))
+    yield reference
+    reference.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Run in the vLLM environment: log-probs by transformers in float64. Reads a task from stdin, prints a JSON list."""
+"""Run in the vLLM environment: log-probs by transformers in float64. One JSON task per line in, one JSON list out."""
 
 import json
 import sys
@@ -20,11 +20,14 @@ def load(path: str, adapter: str | None, scaling: float) -> torch.nn.Module:
     return model
 
 
-def main() -> None:
-    task = json.load(sys.stdin)
+MODELS: dict[int, torch.nn.Module] = {}
+
+
+def logprobs(task: dict) -> list[float]:
     adapters = {int(version): path for version, path in task["adapters"].items()}
-    versions = {span[2] for span in task["prompt_spans"] + task["completion_spans"]}
-    models = {version: load(task["model"], adapters.get(version), task["scaling"]) for version in versions}
+    for version in {span[2] for span in task["prompt_spans"] + task["completion_spans"]}:
+        if version not in MODELS:
+            MODELS[version] = load(task["model"], adapters.get(version), task["scaling"])
     cache = DynamicCache()
     tokens = torch.tensor([task["tokens"]])
     length = task["prompt_length"]
@@ -38,11 +41,11 @@ def main() -> None:
     logits = []
     with torch.no_grad():
         for start, end, version in chunks:
-            output = models[version](tokens[:, start:end], past_key_values=cache, use_cache=True)
+            output = MODELS[version](tokens[:, start:end], past_key_values=cache, use_cache=True)
             logits.append(output.logits[0])
     predicted = torch.cat(logits)[length - 1 :] / task["temperature"]
-    logprobs = torch.log_softmax(predicted, -1)
-    print(json.dumps(logprobs.gather(1, tokens[0, length:, None])[:, 0].tolist()))
+    return torch.log_softmax(predicted, -1).gather(1, tokens[0, length:, None])[:, 0].tolist()
 
 
-main()
+for line in sys.stdin:
+    print(json.dumps(logprobs(json.loads(line))), flush=True)

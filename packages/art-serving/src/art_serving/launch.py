@@ -64,6 +64,8 @@ def member_environment(
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(launch.options.threads),
         "OMP_WAIT_POLICY": "PASSIVE",
+        # vLLM runs eagerly with adapters; the one helper it would still compile costs the first request 15 s.
+        "TORCH_COMPILE_DISABLE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
