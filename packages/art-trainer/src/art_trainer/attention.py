@@ -179,7 +179,9 @@ class _ForestAttention(torch.autograd.Function):
             grad_scores = torch.bmm(block_upstream, block.gather(values).transpose(1, 2))
             grad_scores.sub_(mean[:, part].flatten(1, 2)).mul_(weights).mul_(ctx.scale)
             grad_queries[:, part] = torch.bmm(grad_scores, block_keys).view_as(grad_queries[:, part])
-            block.scatter_add(grad_keys, torch.bmm(grad_scores.transpose(1, 2), queries[:, part].flatten(1, 2)))
+            block.scatter_add(
+                grad_keys, torch.bmm(grad_scores.transpose(1, 2), queries[:, part].flatten(1, 2))
+            )
         # A rotation's gradient is the rotation back.
         grad_query = _rotate(grad_queries, plan.cosine, -plan.sine).transpose(0, 1).flatten(1, 2)
         grad_key = _rotate(grad_keys[:, :, None], plan.cosine, -plan.sine)[:, :, 0].transpose(0, 1)

@@ -7,8 +7,8 @@ A job's events are ``accepted, progress ..., snapshot_ready, progress ..., compl
 from typing import Literal
 
 import msgspec
-from art_dataplane import SnapshotManifest
 
+from art_dataplane import SnapshotManifest
 from art_trainer.errors import EventOrderError
 
 Stage = Literal["map", "forward_backward", "optimizer", "snapshot"]

@@ -1,7 +1,6 @@
 """Log-probabilities of a row's loss entries under the model as it is."""
 
 from art_kernels import SelectedLogprobs, selected_logprobs
-
 from art_trainer.model import TrainableModel
 from art_trainer.rows import PackedRow
 

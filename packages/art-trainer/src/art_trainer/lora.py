@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from art_dataplane import TensorSpec
 from torch import Tensor
 
 from art_trainer.errors import ModelLoadError, SpecError
@@ -27,7 +26,9 @@ _ALIGNMENT = 16  # elements, so that every tensor starts on a cache line
 class LoraLinear(torch.nn.Module):
     """``base(x) + scale * B A x`` for the targeted parts of one Megatron linear layer."""
 
-    def __init__(self, base: torch.nn.Module, layout: FusedLayout, targeted: tuple[bool, ...], lora: LoraSpec) -> None:
+    def __init__(
+        self, base: torch.nn.Module, layout: FusedLayout, targeted: tuple[bool, ...], lora: LoraSpec
+    ) -> None:
         """Wraps ``base``; the adapter's weights are empty until :meth:`bind`."""
         super().__init__()
         self.base = base
@@ -114,7 +115,9 @@ class Adapter:
         self, layer: LoraLinear, offset: int
     ) -> tuple[int, tuple[int, list[tuple[int, tuple[int, int]]]]]:
         rank = self.lora.rank
-        parts = [(n, r) for n, r, t in zip(layer.layout.names, layer.layout.rows, layer.targeted, strict=True) if t]
+        parts = [
+            (n, r) for n, r, t in zip(layer.layout.names, layer.layout.rows, layer.targeted, strict=True) if t
+        ]
         a_offset = offset
         for name, _ in parts:  # stacked without gaps: together they are the fused A
             self._placed.append(_Placed(_peft_name(name, "lora_A"), offset, (rank, layer.in_features)))
@@ -135,13 +138,6 @@ class Adapter:
     def parameter_count(self) -> int:
         """Trained elements, the gaps between tensors not counted."""
         return sum(placed.shape[0] * placed.shape[1] for placed in self._placed)
-
-    def tensor_specs(self) -> tuple[TensorSpec, ...]:
-        """Every tensor under PEFT's name, placed in the bytes of :attr:`weights`."""
-        return tuple(
-            TensorSpec(placed.name, "float32", placed.shape, placed.offset * 4, placed.shape[0] * placed.shape[1] * 4)
-            for placed in self._placed
-        )
 
     def named_tensors(self, flat: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
         """Views of :attr:`weights` (or of another vector of its layout) under PEFT's names."""
@@ -170,7 +166,7 @@ class Adapter:
         if set(mine) != set(tensors):
             different = sorted(set(mine) ^ set(tensors))
             raise ModelLoadError(
-                f"the adapter and the model differ in {len(different)} tensors, for example {different[0]}"
+                f"the adapter and the model differ in {len(different)} tensors, such as {different[0]}"
             )
         for name, tensor in tensors.items():
             if tensor.shape != mine[name].shape:

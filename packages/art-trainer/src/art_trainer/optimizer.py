@@ -49,33 +49,41 @@ class AdapterOptimizer:
         self._adamw.step()
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of ``exp_avg`` and ``exp_avg_sq`` ``[P]`` and ``step`` (a scalar); zeros before the first step."""
+        """Copies: ``exp_avg.NAME`` and ``exp_avg_sq.NAME`` for each of PEFT's names, and ``step``, a scalar."""
         state = self._adamw.state.get(self._parameter, {})
-        moments = {
-            name: state[name].clone() if name in state else torch.zeros_like(self._adapter.weights)
-            for name in _MOMENTS
-        }
-        step = state.get("step", torch.zeros(()))
-        return {**moments, "step": step.clone().float()}
+        copies = {"step": state.get("step", torch.zeros(())).clone().float()}
+        for moment in _MOMENTS:
+            flat = state[moment].clone() if moment in state else torch.zeros_like(self._adapter.weights)
+            copies |= {f"{moment}.{name}": tensor for name, tensor in self._adapter.named_tensors(flat)}
+        return copies
 
+    @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Takes what :meth:`state` returned.
 
         Raises:
-            ModelLoadError: a name is missing or a shape differs.
+            ModelLoadError: names or shapes differ.
         """
-        if set(state) != {*_MOMENTS, "step"}:
-            raise ModelLoadError(f"an optimizer state has {sorted(state)}; it needs {sorted((*_MOMENTS, 'step'))}")
-        for name in _MOMENTS:
-            if state[name].shape != self._adapter.weights.shape:
-                raise ModelLoadError(
-                    f"{name} has shape {tuple(state[name].shape)}; the adapter has "
-                    f"{tuple(self._adapter.weights.shape)}"
-                )
-        if float(state["step"]) == 0:
-            self._adamw.state.clear()
-            return
-        self._adamw.state[self._parameter] = {
-            **{name: state[name].clone() for name in _MOMENTS},
-            "step": state["step"].clone().float(),
-        }
+        expected = self.state()
+        if set(state) != set(expected):
+            different = sorted(set(state) ^ set(expected))
+            raise ModelLoadError(
+                f"the optimizer state and the adapter differ in {len(different)} names, such as {different[0]}"
+            )
+        flats = {moment: torch.zeros_like(self._adapter.weights) for moment in _MOMENTS}
+        for moment, flat in flats.items():
+            for name, tensor in self._adapter.named_tensors(flat):
+                stored = state[f"{moment}.{name}"]
+                if stored.shape != tensor.shape:
+                    raise ModelLoadError(
+                        f"{moment}.{name} has shape {tuple(stored.shape)}; the adapter has {tuple(tensor.shape)}"
+                    )
+                tensor.copy_(stored)
+        self._adamw.state.clear()
+        if float(state["step"]) > 0:
+            self._adamw.state[self._parameter] = {**flats, "step": state["step"].clone().float()}
+
+    def reset(self) -> None:
+        """Forgets all moments and steps."""
+        self._adamw.state.clear()
+        self.clear_gradients()

@@ -1,66 +1,503 @@
 """One warm trainer rank: load once, then runs, then jobs."""
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+import contextlib
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
-from art_dataplane.batch import BatchMapper
-from art_dataplane.snapshot import Receipt, SnapshotManifest, SnapshotSink
+import torch
 
-from art_trainer.events import TrainerEvent
+from art_dataplane import BatchMapper, DataPlaneError, Receipt, SnapshotManifest, SnapshotSink
+from art_trainer import platform
+from art_trainer.durability import DurabilitySink, GenerationStore, new_generation_name
+from art_trainer.errors import BatchError, RankStateError, ResumeError, SinkError, SnapshotPoolError
+from art_trainer.events import (
+    Accepted,
+    Cancelled,
+    Completed,
+    EventSequence,
+    Failed,
+    FailureCode,
+    Progress,
+    SnapshotReady,
+    Stage,
+    TrainerEvent,
+)
+from art_trainer.model import TrainableModel
+from art_trainer.models import describe_model, read_config
+from art_trainer.optimizer import AdapterOptimizer
+from art_trainer.preflight import check_machine
+from art_trainer.rows import PackedRow, packed_rows
+from art_trainer.sinks import SinkLane
+from art_trainer.snapshots import SnapshotPool, SnapshotSlot
 from art_trainer.specs import TrainerRuntimeSpec, TrainingRunSpec, TrainJob
+from art_trainer.step import (
+    CancellationPoints,
+    Gradients,
+    NonFiniteError,
+    StepCancelledError,
+    compute_gradients,
+)
 
 DURABILITY = "durability"
 """Name of the sink that the rank adds itself when the run has a ``generations_dir``."""
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_LAST: None = None  # ends a job's event queue
+
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """What loading found: counts of parameters, bytes and seconds."""
+    """What loading found and took.
+
+    ``estimated_bytes`` is the preflight's figure for the peak, ``resident_bytes`` what the process has had so far.
+    """
 
     base_parameters: int
     trained_parameters: int
+    estimated_bytes: int
     resident_bytes: int
     duration_s: float
+
+
+class _Loaded:
+    """What :meth:`TrainerRank.load` makes; lives until the rank is closed."""
+
+    def __init__(self, runtime: TrainerRuntimeSpec) -> None:
+        started = time.monotonic()
+        platform.reuse_freed_memory()
+        description = describe_model(read_config(runtime.model_path))
+        estimate = check_machine(runtime, description)
+        self.model = TrainableModel(description, _DTYPES[runtime.dtype], runtime.lora, runtime.model_path)
+        self.optimizer = AdapterOptimizer(self.model.adapter, runtime.optimizer)
+        self.cancellation = CancellationPoints(self.model)
+        self.peft_config = self.model.adapter.peft_config(runtime.base_model_name or runtime.model_path)
+        self.report = LoadReport(
+            base_parameters=self.model.base_parameter_count,
+            trained_parameters=self.model.adapter.parameter_count,
+            estimated_bytes=estimate.total,
+            resident_bytes=platform.peak_resident_bytes(),
+            duration_s=time.monotonic() - started,
+        )
+
+
+class _Run:
+    """What :meth:`TrainerRank.start_run` makes; lives until the next run or the end."""
+
+    def __init__(
+        self,
+        spec: TrainingRunSpec,
+        pool: SnapshotPool,
+        store: GenerationStore | None,
+        sinks: Mapping[str, SnapshotSink],
+    ) -> None:
+        self.spec = spec
+        self.pool = pool
+        self.store = store
+        self.durability = DurabilitySink(store) if store is not None else None
+        everyone = {**sinks, DURABILITY: self.durability} if self.durability is not None else dict(sinks)
+        self.lanes = {name: SinkLane(name, sink) for name, sink in everyone.items()}
+        self.durable_versions: set[int] = set()  # written or being written
+
+    def submit(self, slot: SnapshotSlot) -> SnapshotManifest:
+        """Hands a filled slot to every sink that does not have its version yet, and gives the slot back."""
+        manifest = slot.snapshot.manifest
+        for name, lane in self.lanes.items():
+            if name == DURABILITY:
+                if manifest.version in self.durable_versions:
+                    continue
+                self.durable_versions.add(manifest.version)
+            lane.submit(slot.lease())
+        slot.release()
+        return manifest
+
+    def unseen_errors(self) -> dict[str, str]:
+        return {key: text for lane in self.lanes.values() for key, text in lane.unseen_errors().items()}
+
+    async def close(self, deadline_s: float) -> list[str]:
+        """Drains the sinks, then frees everything; returns which sinks were cut off."""
+        drained = await asyncio.gather(*(lane.drain(deadline_s) for lane in self.lanes.values()))
+        cut_off = [name for name, done in zip(self.lanes, drained, strict=True) if not done]
+        if self.durability is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.durability.close)
+        if self.store is not None:
+            self.store.close()
+        self.pool.close()
+        return cut_off
+
+
+class _ActiveJob:
+    """One job in progress: its events, and whether it can still be cancelled."""
+
+    def __init__(self, job: TrainJob) -> None:
+        self.job = job
+        self.events: asyncio.Queue[TrainerEvent | None] = asyncio.Queue()
+        self.cancelled = False
+        self.committed = False  # the optimizer step has begun
 
 
 class TrainerRank:
     """Owns the model, the adapter, the optimizer, the snapshot pool and one compute thread; a ``RankChannel``.
 
-    Order of use: ``load`` once, ``start_run`` (again for each run), then jobs, then ``close``.
+    Order of use: ``load`` once, ``start_run`` (again for each run), then jobs, then ``close``. All calls belong to
+    one event loop, which stays live while the thread computes.
+
+    Invariants: :attr:`version` counts the optimizer steps behind the weights in memory. A job that does not complete
+    leaves it and the weights as they were, except when the step itself failed: then the rank is broken and refuses
+    every further job. A job whose expected version is another one is refused, so none is ever trained twice.
     """
 
-    def __init__(self, runtime: TrainerRuntimeSpec, *, mapper: BatchMapper, sinks: Mapping[str, SnapshotSink]) -> None:
-        """Keeps the arguments; nothing is allocated before :meth:`load`."""
-        raise NotImplementedError
+    def __init__(
+        self, runtime: TrainerRuntimeSpec, *, mapper: BatchMapper, sinks: Mapping[str, SnapshotSink]
+    ) -> None:
+        """Keeps the arguments; nothing is allocated before :meth:`load`.
+
+        Args:
+            runtime: what to load.
+            mapper: maps a job's batch on this host; called in the compute thread.
+            sinks: by name, who gets every snapshot. Each gets leases one at a time, in the order of versions.
+
+        Raises:
+            RankStateError: a sink has the name that the rank uses for its own.
+        """
+        if DURABILITY in sinks:
+            raise RankStateError(
+                f"the sink name {DURABILITY!r} is the rank's own; set generations_dir instead"
+            )
+        self._runtime = runtime
+        self._mapper = mapper
+        self._sinks = dict(sinks)
+        self._thread = ThreadPoolExecutor(
+            1, "art-trainer", initializer=platform.use_threads, initargs=(runtime.threads,)
+        )
+        self._loaded: _Loaded | None = None
+        self._run: _Run | None = None
+        self._active: _ActiveJob | None = None
+        self._version = 0
+        self._broken: str | None = None
+        self._closed = False
 
     @property
     def version(self) -> int:
         """The policy version of the weights in memory."""
-        raise NotImplementedError
+        return self._version
 
     async def load(self, deadline_s: float) -> LoadReport:
-        """Preflight, then the model and its weights; seconds."""
-        raise NotImplementedError
+        """Checks the machine, builds the model and loads its weights.
+
+        Raises:
+            PreflightError: the machine cannot do it.
+            UnsupportedModelError: no handler covers the model.
+            ModelLoadError: the weights do not fit it.
+            SpecError: the adapter targets unknown layers.
+            RankStateError: loaded already, closed, or not done within ``deadline_s`` seconds.
+        """
+        if self._loaded is not None or self._closed:
+            raise RankStateError("the rank is closed" if self._closed else "the rank is loaded already")
+        self._loaded = await self._in_thread(lambda: _Loaded(self._runtime), deadline_s, "loading the model")
+        return self._loaded.report
 
     async def start_run(self, run: TrainingRunSpec, deadline_s: float) -> int:
-        """Fresh or resumed adapter and optimizer, swept stages; returns the version it starts at."""
-        raise NotImplementedError
+        """Ends the run before, if any, and starts this one with a fresh or resumed adapter and optimizer.
+
+        Returns:
+            The version it starts at.
+
+        Raises:
+            ResumeError: the folder does not hold what ``run`` asks for, or holds generations though it asks for none.
+            DurabilityError: the folder is in use.
+            RankStateError: not loaded, a job is running, or not done within ``deadline_s`` seconds.
+        """
+        loaded = self._require_idle()
+        end = time.monotonic() + deadline_s
+        if self._run is not None:
+            before, self._run = self._run, None
+            cut_off = await before.close(deadline_s)
+            if cut_off:
+                raise RankStateError(
+                    f"sinks {', '.join(cut_off)} of run {before.spec.run_id} were not done after {deadline_s} s"
+                )
+        store = GenerationStore(run.generations_dir, run.run_id) if run.generations_dir is not None else None
+        try:
+            left = max(0.0, end - time.monotonic())
+            version = await self._in_thread(
+                lambda: self._restore(loaded, run, store), left, "restoring the run"
+            )
+            adapter_bytes = 4 * loaded.model.adapter.parameter_count
+            pool = SnapshotPool(run.run_id, self._runtime.snapshot_capacity, adapter_bytes)
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
+        self._version, self._broken = version, None
+        self._run = _Run(run, pool, store, self._sinks)
+        if version > 0:
+            self._run.durable_versions.add(version)
+        return version
 
     async def publish_current(self, deadline_s: float) -> SnapshotManifest:
-        """Snapshots the weights as they are (version 0 at first) and submits them to the given sinks."""
-        raise NotImplementedError
+        """Snapshots the weights as they are and submits them to the sinks; so serving starts with an adapter.
 
-    def run(self, job: TrainJob) -> AsyncIterator[TrainerEvent]:
-        """Runs one job; see :class:`art_trainer.channel.RankChannel`."""
-        raise NotImplementedError
+        A version that is durable already is not written again.
+
+        Raises:
+            SnapshotPoolError: no slot became free within ``deadline_s`` seconds.
+            RankStateError: no run, or a job is running.
+        """
+        loaded, run = self._require_idle(), self._require_run()
+        slot = await run.pool.acquire(deadline_s)
+        try:
+            await self._in_thread(lambda: self._fill(loaded, run, slot), deadline_s, "taking a snapshot")
+        except BaseException:
+            slot.release()
+            raise
+        return run.submit(slot)
+
+    async def run(self, job: TrainJob) -> AsyncIterator[TrainerEvent]:
+        """Runs one job and yields its events; see :class:`art_trainer.channel.RankChannel`.
+
+        Closing the iterator cancels the job unless its step has begun, and returns when the thread is idle.
+
+        Raises:
+            RankStateError: the rank is not loaded, has no run, or is closed.
+        """
+        sequence = EventSequence(job.job_id)
+        loaded, run = self._require_loaded(), self._require_run()
+        refusal = self._refusal(job)
+        if refusal is not None:
+            sequence.check(refusal)
+            yield refusal
+            return
+        active = self._active = _ActiveJob(job)
+        loaded.cancellation.clear()
+        task = asyncio.create_task(self._execute(active, loaded, run))
+        try:
+            while (event := await active.events.get()) is not None:
+                sequence.check(event)
+                yield event
+        finally:
+            self.cancel(job.job_id)
+            await asyncio.shield(task)
 
     def cancel(self, job_id: str) -> bool:
-        """Asks the running job to stop before its optimizer step."""
-        raise NotImplementedError
+        """Asks the running job to stop; False when it is not running or its step has begun."""
+        active = self._active
+        if active is None or active.job.job_id != job_id or active.committed:
+            return False
+        active.cancelled = True
+        self._require_loaded().cancellation.request()
+        return True
 
     async def wait_sink(self, name: str, version: int, deadline_s: float) -> Receipt:
-        """Waits until sink ``name`` is done with ``version``; raises the sink's error."""
-        raise NotImplementedError
+        """Waits until sink ``name`` is done with ``version``, which may still be to come.
+
+        Raises:
+            SinkError: no such sink, or not done within ``deadline_s`` seconds.
+            Exception: the sink's own error.
+        """
+        lanes = self._require_run().lanes
+        if name not in lanes:
+            raise SinkError(f"there is no sink {name!r}; this rank has {', '.join(lanes) or 'none'}")
+        return await lanes[name].wait(version, deadline_s)
 
     async def close(self, deadline_s: float) -> None:
-        """Stops the job in progress, drains sinks within the deadline, frees shared memory and the thread."""
-        raise NotImplementedError
+        """Stops the job in progress, drains the sinks and frees everything; a second call does nothing.
+
+        Raises:
+            SinkError: sinks were cut off at the deadline, or failed and nobody has seen it; all is freed before.
+            RankStateError: the compute thread did not stop; end the process.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        end = time.monotonic() + deadline_s
+        active = self._active
+        if active is not None:
+            self.cancel(active.job.job_id)
+        idle = await self._thread_idle(deadline_s)
+        problems: dict[str, str] = {}
+        if self._run is not None:
+            run, self._run = self._run, None
+            cut_off = await run.close(max(0.1, end - time.monotonic()))
+            problems = run.unseen_errors()
+            problems |= dict.fromkeys(cut_off, f"not done after {deadline_s} s")
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._loaded = None
+        if not idle:
+            raise RankStateError(f"the compute thread has not stopped after {deadline_s} s; end the process")
+        if problems:
+            raise SinkError("; ".join(f"{name}: {text}" for name, text in sorted(problems.items())))
+
+    # One job, as a task of its own: what happens does not depend on who reads the events.
+
+    async def _execute(self, active: _ActiveJob, loaded: _Loaded, run: _Run) -> None:
+        job, emit = active.job, active.events.put_nowait
+        try:
+            emit(Accepted(job.job_id, self._version))
+            emit(await self._train(active, loaded, run))
+        except StepCancelledError:
+            emit(Cancelled(job.job_id, self._version))
+        except (BatchError, DataPlaneError) as error:
+            emit(self._failed(job, "bad_batch", error))
+        except SnapshotPoolError as error:
+            emit(self._failed(job, "rank_broken" if self._broken else "snapshot_backpressure", error))
+        except NonFiniteError as error:
+            emit(self._failed(job, "non_finite", error))
+        except Exception as error:  # noqa: BLE001 (the one place where an unknown error becomes an event)
+            emit(self._failed(job, "rank_broken" if self._broken else "internal", error))
+        finally:
+            self._active = None
+            emit(_LAST)
+
+    async def _train(self, active: _ActiveJob, loaded: _Loaded, run: _Run) -> Completed:
+        job, timings = active.job, dict[str, float]()
+        loop = asyncio.get_running_loop()
+
+        def report(stage: Stage, done: int, total: int) -> None:
+            loop.call_soon_threadsafe(active.events.put_nowait, Progress(job.job_id, stage, done, total))
+
+        with _timed(timings, "map_s"):
+            rows = await self._compute(lambda: self._map(loaded, job))
+        report("map", 1, 1)
+        with _timed(timings, "forward_backward_s"):
+            gradients: Gradients = await self._compute(
+                lambda: compute_gradients(
+                    loaded.model,
+                    loaded.optimizer,
+                    rows,
+                    job,
+                    loaded.cancellation,
+                    lambda done, total: report("forward_backward", done, total),
+                )
+            )
+        with _timed(timings, "snapshot_wait_s"):
+            slot = await run.pool.acquire(job.snapshot_deadline_s)
+        if active.cancelled:
+            slot.release()
+            raise StepCancelledError("cancelled before the optimizer step")
+        active.committed = True
+        try:
+            with _timed(timings, "optimizer_s"):
+                await self._compute(lambda: self._step(loaded, job, gradients))
+            report("optimizer", 1, 1)
+            with _timed(timings, "snapshot_s"):
+                await self._compute(lambda: self._fill(loaded, run, slot))
+            report("snapshot", 1, 1)
+        except BaseException as error:
+            self._broken = f"job {job.job_id}: {type(error).__name__}: {error}"
+            slot.release()
+            raise
+        manifest = run.submit(slot)
+        await asyncio.sleep(0)  # progress events of the thread come first
+        active.events.put_nowait(SnapshotReady(job.job_id, manifest))
+        metrics = {
+            **gradients.metrics,
+            "learning_rate": job.learning_rate,
+            "rows": float(len(rows)),
+            "physical_tokens": float(sum(len(row.token_ids) for row in rows)),
+            "loss_entries": float(sum(len(row.loss) for row in rows)),
+        }
+        return Completed(job.job_id, self._version, metrics, timings, run.unseen_errors())
+
+    def _map(self, loaded: _Loaded, job: TrainJob) -> list[PackedRow]:
+        batch = self._mapper.map(job.batch)
+        try:
+            return packed_rows(
+                batch,
+                vocabulary=loaded.model.description.vocabulary,
+                packed_sequence_length=self._runtime.packed_sequence_length,
+            )
+        finally:
+            batch.close()
+
+    def _step(self, loaded: _Loaded, job: TrainJob, gradients: Gradients) -> None:
+        loaded.optimizer.step(job.learning_rate, job.max_grad_norm, gradients.norm)
+        self._version = job.resulting_version
+
+    def _fill(self, loaded: _Loaded, run: _Run, slot: SnapshotSlot) -> None:
+        slot.fill(
+            version=self._version,
+            generation=new_generation_name(self._version) if run.store is not None else None,
+            adapter=loaded.model.adapter,
+            peft_config=loaded.peft_config,
+            optimizer=loaded.optimizer.state(),
+        )
+
+    def _restore(self, loaded: _Loaded, run: TrainingRunSpec, store: GenerationStore | None) -> int:
+        """Fresh weights, or those that ``run`` names; the version they are of."""
+        generation = (
+            store.find(run.resume_from) if store is not None and run.resume_from is not None else None
+        )
+        if store is not None and run.resume_from is None and store.generations():
+            newest = store.generations()[-1]
+            raise ResumeError(
+                f"{run.generations_dir} holds generations up to {newest.name}; "
+                "set resume_from to 'latest' or to a name, or give this run an empty folder"
+            )
+        loaded.optimizer.reset()
+        if store is None or generation is None:
+            loaded.model.adapter.reset(self._runtime.seed)
+            return 0
+        state = store.read(generation)
+        loaded.model.adapter.load(state.adapter)
+        loaded.optimizer.load(state.optimizer)
+        return generation.version
+
+    def _refusal(self, job: TrainJob) -> Failed | None:
+        if self._broken is not None:
+            message = f"the rank is broken since {self._broken}; start a run that resumes from a generation"
+            return Failed(job.job_id, self._version, "rank_broken", message)
+        if self._active is not None:
+            return Failed(job.job_id, self._version, "busy", f"job {self._active.job.job_id} is running")
+        if job.expected_version != self._version:
+            message = f"the job expects version {job.expected_version}, the rank is at {self._version}"
+            return Failed(job.job_id, self._version, "version_mismatch", message)
+        return None
+
+    def _failed(self, job: TrainJob, code: FailureCode, error: Exception) -> Failed:
+        text = f"{type(error).__name__}: {error}"
+        return Failed(job.job_id, self._version, code, text, "".join(traceback.format_exception(error)))
+
+    def _require_loaded(self) -> _Loaded:
+        if self._closed:
+            raise RankStateError("the rank is closed")
+        if self._loaded is None:
+            raise RankStateError("the rank is not loaded; call load first")
+        return self._loaded
+
+    def _require_run(self) -> _Run:
+        if self._run is None:
+            raise RankStateError("the rank has no run; call start_run first")
+        return self._run
+
+    def _require_idle(self) -> _Loaded:
+        if self._active is not None:
+            raise RankStateError(f"job {self._active.job.job_id} is running")
+        return self._require_loaded()
+
+    async def _compute[T](self, work: Callable[[], T]) -> T:
+        """Runs in the compute thread; a job bounds it through its cancellation, not by a deadline."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _in_thread[T](self, work: Callable[[], T], deadline_s: float, what: str) -> T:
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        done, _ = await asyncio.wait([future], timeout=deadline_s)
+        if not done:
+            future.cancel()
+            raise RankStateError(f"{what} was not done after {deadline_s} s")
+        return future.result()
+
+    async def _thread_idle(self, deadline_s: float) -> bool:
+        """Whether the compute thread gets to the end of its work within the deadline."""
+        future = asyncio.get_running_loop().run_in_executor(self._thread, lambda: None)
+        done, _ = await asyncio.wait([future], timeout=deadline_s)
+        return bool(done)
+
+
+@contextlib.contextmanager
+def _timed(timings: dict[str, float], name: str):  # type: ignore[no-untyped-def]
+    started = time.monotonic()
+    yield
+    timings[name] = time.monotonic() - started

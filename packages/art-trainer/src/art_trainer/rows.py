@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from art_dataplane import PackedBatch
 from torch import Tensor
 
+from art_dataplane import PackedBatch
 from art_trainer.errors import BatchError
 
 

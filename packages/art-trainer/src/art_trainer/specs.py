@@ -6,12 +6,13 @@ MessagePack or JSON through msgspec; unknown fields are refused.
 """
 
 import math
+import re
 from typing import Literal
 
 import msgspec
+
 from art_dataplane import PackedBatchRef
 from art_topology import MegatronTopologyConfig
-
 from art_trainer.errors import SpecError
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -35,7 +36,9 @@ class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         _require(self.rank >= 1, f"LoraSpec.rank is {self.rank}; it must be at least 1")
         _require(self.alpha > 0, f"LoraSpec.alpha is {self.alpha}; it must be above 0")
-        _require(len(self.target_modules) > 0, "LoraSpec.target_modules is empty; name at least one linear layer")
+        _require(
+            len(self.target_modules) > 0, "LoraSpec.target_modules is empty; name at least one linear layer"
+        )
         _require(
             len(set(self.target_modules)) == len(self.target_modules),
             f"LoraSpec.target_modules has repeated names: {', '.join(self.target_modules)}",
@@ -59,7 +62,9 @@ class AdamWSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _require(0 <= self.beta1 < 1, f"AdamWSpec.beta1 is {self.beta1}; it must be in [0, 1)")
         _require(0 <= self.beta2 < 1, f"AdamWSpec.beta2 is {self.beta2}; it must be in [0, 1)")
         _require(self.epsilon > 0, f"AdamWSpec.epsilon is {self.epsilon}; it must be above 0")
-        _require(self.weight_decay >= 0, f"AdamWSpec.weight_decay is {self.weight_decay}; it must not be negative")
+        _require(
+            self.weight_decay >= 0, f"AdamWSpec.weight_decay is {self.weight_decay}; it must not be negative"
+        )
 
 
 class TrainerRuntimeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -106,7 +111,7 @@ class TrainingRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """One run on a warm trainer.
 
     Args:
-        run_id: names the run in events and generations.
+        run_id: names the run in generations and in its shared memory; letters, digits, ``_``, ``.`` and ``-``.
         generations_dir: where durable generations go; none are written when it is None.
         resume_from: ``None`` starts at version 0 and requires a folder without generations; ``"latest"`` takes the
             generation of the highest version, or version 0 when there is none; anything else names a generation.
@@ -117,7 +122,10 @@ class TrainingRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     resume_from: str | None = None
 
     def __post_init__(self) -> None:
-        _require(bool(self.run_id), "TrainingRunSpec.run_id is empty")
+        _require(
+            re.fullmatch(r"[A-Za-z0-9_.\-]{1,96}", self.run_id) is not None,
+            f"TrainingRunSpec.run_id is {self.run_id!r}; 1 to 96 letters, digits, '_', '.' or '-'",
+        )
         _require(
             self.resume_from is None or self.generations_dir is not None,
             f"TrainingRunSpec.resume_from is {self.resume_from!r} but generations_dir is None; set both",
@@ -153,7 +161,9 @@ class RlTrainJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def __post_init__(self) -> None:
         _require(bool(self.job_id), "RlTrainJob.job_id is empty")
-        _require(self.expected_version >= 0, f"RlTrainJob.expected_version is {self.expected_version}; at least 0")
+        _require(
+            self.expected_version >= 0, f"RlTrainJob.expected_version is {self.expected_version}; at least 0"
+        )
         _require(
             self.resulting_version == self.expected_version + 1,
             f"RlTrainJob.resulting_version is {self.resulting_version}; one optimizer step from version "
@@ -165,7 +175,9 @@ class RlTrainJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         )
         _require(0 < self.clip_low <= 1, f"RlTrainJob.clip_low is {self.clip_low}; it must be in (0, 1]")
         _require(self.clip_high > 0, f"RlTrainJob.clip_high is {self.clip_high}; it must be above 0")
-        _require(self.max_grad_norm > 0, f"RlTrainJob.max_grad_norm is {self.max_grad_norm}; it must be above 0")
+        _require(
+            self.max_grad_norm > 0, f"RlTrainJob.max_grad_norm is {self.max_grad_norm}; it must be above 0"
+        )
         _require(
             self.snapshot_deadline_s > 0,
             f"RlTrainJob.snapshot_deadline_s is {self.snapshot_deadline_s}; it must be above 0",

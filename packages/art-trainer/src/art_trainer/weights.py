@@ -35,7 +35,9 @@ def weight_files(model_path: str) -> list[Path]:
     return files
 
 
-def load_weights(model: torch.nn.Module, weights: Mapping[str, FusedLayout], tied: bool, model_path: str) -> int:
+def load_weights(
+    model: torch.nn.Module, weights: Mapping[str, FusedLayout], tied: bool, model_path: str
+) -> int:
     """Copies the folder's tensors into the model's parameters, converting dtypes; returns how many elements.
 
     ``weights`` says what each Megatron parameter is made of; with ``tied`` a stored ``lm_head.weight`` is ignored.
@@ -45,13 +47,20 @@ def load_weights(model: torch.nn.Module, weights: Mapping[str, FusedLayout], tie
         ModelLoadError: a tensor is missing, unexpected or of another shape, or a parameter has no source.
     """
     parameters = dict(model.named_parameters())
-    _same(set(parameters), set(weights), "Megatron parameters without a source", "sources without a parameter")
+    _same(
+        set(parameters), set(weights), "Megatron parameters without a source", "sources without a parameter"
+    )
     loaded = 0
     with _Tensors(weight_files(model_path)) as stored:
         wanted = {name for layout in weights.values() for name in layout.names}
         ignored = {name for name in stored.names if name.endswith(_IGNORED_SUFFIXES)}
         ignored |= {"lm_head.weight"} if tied else set()
-        _same(stored.names - ignored, wanted, "unexpected tensors in the folder", "tensors missing from the folder")
+        _same(
+            stored.names - ignored,
+            wanted,
+            "unexpected tensors in the folder",
+            "tensors missing from the folder",
+        )
         for name, layout in weights.items():
             parts = [stored.get(part) for part in layout.names]
             for part, rows, tensor in zip(layout.names, layout.rows, parts, strict=True):

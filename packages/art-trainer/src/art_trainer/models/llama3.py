@@ -29,7 +29,9 @@ class Llama3:
             raise UnsupportedModelError(f"config.json lacks {', '.join(missing)}")
         for name, wanted in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
             if config.get(name, wanted) != wanted:
-                raise UnsupportedModelError(f"{name} is {config[name]!r}; the Llama 3 handler covers {wanted!r}")
+                raise UnsupportedModelError(
+                    f"{name} is {config[name]!r}; the Llama 3 handler covers {wanted!r}"
+                )
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         groups = config.get("num_key_value_heads") or heads
         width = config.get("head_dim") or hidden // heads
@@ -74,8 +76,12 @@ def _weights(options: Mapping[str, Any], vocabulary: int, tied: bool) -> dict[st
                 (query_rows, key_rows, key_rows),
                 groups,
             ),
-            ours + "self_attention.linear_proj.weight": FusedLayout((theirs + "self_attn.o_proj.weight",), (hidden,)),
-            ours + "pre_mlp_layernorm.weight": FusedLayout((theirs + "post_attention_layernorm.weight",), (hidden,)),
+            ours + "self_attention.linear_proj.weight": FusedLayout(
+                (theirs + "self_attn.o_proj.weight",), (hidden,)
+            ),
+            ours + "pre_mlp_layernorm.weight": FusedLayout(
+                (theirs + "post_attention_layernorm.weight",), (hidden,)
+            ),
             ours + "mlp.linear_fc1.weight": FusedLayout(
                 (theirs + "mlp.gate_proj.weight", theirs + "mlp.up_proj.weight"), (inner, inner)
             ),
@@ -96,7 +102,9 @@ def _inverse_frequencies(config: Mapping[str, Any], width: int) -> Tensor:
     if kind == "default":
         return plain
     if kind != "llama3":
-        raise UnsupportedModelError(f"rope type is {kind!r}; the Llama 3 handler covers 'default' and 'llama3'")
+        raise UnsupportedModelError(
+            f"rope type is {kind!r}; the Llama 3 handler covers 'default' and 'llama3'"
+        )
     return _llama3_scaling(plain, rope)
 
 

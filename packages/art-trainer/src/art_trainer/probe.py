@@ -1,0 +1,67 @@
+"""What one packed row gives under a model: for parity checks against other implementations, without a rank."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from art_trainer.logprobs import row_logprobs
+from art_trainer.losses import clipped_policy_gradient
+from art_trainer.model import TrainableModel
+from art_trainer.models import describe_model, read_config
+from art_trainer.rows import make_row
+from art_trainer.specs import LoraSpec
+
+
+@dataclass(frozen=True)
+class RowProbe:
+    """``logprobs`` and ``entropy`` float32 ``[L]``, the scalar loss, and LoRA gradients under PEFT's names."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    loss: float
+    gradients: dict[str, Tensor]
+
+
+def probe_row(
+    model_path: str,
+    row: Mapping[str, np.ndarray],
+    *,
+    lora: LoraSpec,
+    adapter: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> RowProbe:
+    """Loads a model in float32 and computes one row forward and backward.
+
+    Args:
+        model_path: a Hugging Face folder.
+        row: the arrays that ``PackedBatch.row`` returns.
+        lora: the adapter's shape.
+        adapter: its weights under PEFT's names; version 0 from ``seed`` when None.
+        seed: of that version 0.
+        clip_low: as in ``RlTrainJob``; ``clip_high`` too.
+
+    Raises:
+        TrainerError: the model or the adapter does not fit.
+    """
+    model = TrainableModel(describe_model(read_config(model_path)), torch.float32, lora, model_path)
+    if adapter is None:
+        model.adapter.reset(seed)
+    else:
+        model.adapter.load(adapter)
+    packed = make_row(row)
+    logprobs, entropy = row_logprobs(model, packed)
+    assert entropy is not None
+    weight_sum = float(packed.loss.weight.double().sum())
+    loss = clipped_policy_gradient(
+        logprobs, packed.loss, clip_low=clip_low, clip_high=clip_high, weight_sum=weight_sum
+    )
+    torch.autograd.backward(loss)
+    gradients = {
+        name: tensor.clone() for name, tensor in model.adapter.named_tensors(model.adapter.gradients)
+    }
+    return RowProbe(logprobs.detach(), entropy, float(loss.detach()), gradients)

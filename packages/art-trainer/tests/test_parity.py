@@ -1,0 +1,176 @@
+"""The trainer computes what transformers and peft compute, packed or not, shared or not."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from art_trainer import LoraSpec, SpecError
+from art_trainer.model import TrainableModel
+from art_trainer.models import describe_model, read_config
+from art_trainer.probe import probe_row
+
+TOLERANCE = 1e-5
+LORA = LoraSpec(rank=4, alpha=8)
+
+
+def relative(mine, theirs):
+    """Norm of the difference over the norm, both over all tensors together."""
+    difference = math.sqrt(sum(float((mine[n].double() - theirs[n].double()).square().sum()) for n in theirs))
+    return difference / math.sqrt(sum(float(theirs[n].double().square().sum()) for n in theirs))
+
+
+@pytest.fixture(params=["tied", "untied", "llama3 rope", "one kv head", "sharded"], scope="module")
+def model_path(request, make_llama):
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+    return {
+        "tied": lambda: make_llama(),
+        "untied": lambda: make_llama(tied=False, seed=1),
+        "llama3 rope": lambda: make_llama(rope=rope, seed=2),
+        "one kv head": lambda: make_llama(num_key_value_heads=1, seed=3),
+        "sharded": lambda: make_llama(tied=False, seed=4, shard="20KB"),
+    }[request.param]()
+
+
+@pytest.fixture(params=["one sequence a row", "packed chains", "forest"])
+def rows(request, pack_chains, pack_forest):
+    return {
+        "one sequence a row": lambda items: [pack_chains([item]) for item in items],
+        "packed chains": lambda items: [pack_chains(items)],
+        "forest": lambda items: [pack_forest(items)],
+    }[request.param]
+
+
+def test_logprobs_and_gradients_equal_transformers_and_peft(
+    model_path, rows, completions, reference, random_adapter
+):
+    items = completions()
+    adapter = random_adapter(model_path, LORA)
+    theirs = reference(model_path, LORA, adapter)
+    gradients = theirs.gradients(items)
+    expected = torch.cat([theirs.logprobs(item) for item in items]).detach()
+
+    probes = [probe_row(model_path, row, lora=LORA, adapter=adapter) for row in rows(items)]
+    logprobs = torch.cat([probe.logprobs for probe in probes])
+    assert relative({"": logprobs}, {"": expected}) < TOLERANCE
+    # Each probe normalizes by its own row's weights; the batch's loss is their mean.
+    mine = {name: sum(probe.gradients[name] for probe in probes) / len(probes) for name in gradients}
+    assert relative(mine, gradients) < TOLERANCE
+    for name in gradients:
+        assert relative({name: mine[name]}, {name: gradients[name]}) < 20 * TOLERANCE, name
+
+
+def test_a_forest_computes_fewer_tokens_for_the_same_result(completions, pack_chains, pack_forest):
+    items = completions()
+    forest, chains = pack_forest(items), pack_chains(items)
+    assert len(forest["token_ids"]) < 0.6 * len(chains["token_ids"])
+    assert len(forest["loss_source"]) == len(chains["loss_source"])
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("k_proj",), ("up_proj", "o_proj"), ("down_proj",)])
+def test_any_choice_of_targets(tiny_llama, pack_forest, completions, reference, random_adapter, targets):
+    lora = LoraSpec(rank=2, alpha=6, target_modules=targets)
+    items = completions(seed=3)
+    adapter = random_adapter(tiny_llama, lora)
+    gradients = reference(tiny_llama, lora, adapter).gradients(items)
+    mine = probe_row(tiny_llama, pack_forest(items), lora=lora, adapter=adapter).gradients
+    assert set(mine) == set(gradients)
+    assert relative(mine, gradients) < TOLERANCE
+
+
+def test_clipped_entries_stop_contributing(tiny_llama, pack_forest, completions, reference, random_adapter):
+    items = completions(seed=5)
+    adapter = random_adapter(tiny_llama, LORA)
+    tight = {"clip_low": 0.05, "clip_high": 0.4}
+    theirs = reference(tiny_llama, LORA, adapter)
+    mine = probe_row(tiny_llama, pack_forest(items), lora=LORA, adapter=adapter, **tight)
+    assert mine.loss == pytest.approx(float(theirs.loss(items, **tight).detach()), rel=1e-5)
+    assert relative(mine.gradients, theirs.gradients(items, **tight)) < TOLERANCE
+    loose = probe_row(tiny_llama, pack_forest(items), lora=LORA, adapter=adapter, clip_low=1.0, clip_high=1e6)
+    assert relative(loose.gradients, mine.gradients) > 0.1
+
+
+def test_version_0_is_the_base_model(tiny_llama, pack_forest, completions):
+    from transformers import AutoModelForCausalLM
+
+    items = completions()
+    base = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    expected = []
+    for item in items:
+        text = torch.tensor([item.prompt + item.tokens[:-1]])
+        logits = base(text).logits[0, len(item.prompt) - 1 :] / item.temperature
+        expected.append(torch.log_softmax(logits, -1).gather(1, torch.tensor(item.tokens)[:, None])[:, 0])
+    probe = probe_row(tiny_llama, pack_forest(items), lora=LORA)
+    assert relative({"": probe.logprobs}, {"": torch.cat(expected).detach()}) < TOLERANCE
+    assert all(not tensor.any() for name, tensor in probe.gradients.items() if "lora_A" in name)
+    assert any(tensor.any() for name, tensor in probe.gradients.items() if "lora_B" in name)
+
+
+def test_base_weights_come_back_under_their_names(model_path):
+    from safetensors.torch import load_file
+
+    from art_trainer.weights import export_weights, weight_files
+
+    description = describe_model(read_config(model_path))
+    model = TrainableModel(description, torch.float32, LORA, model_path)
+    names = {name.replace(".base.", "."): p for name, p in model.module.named_parameters()}
+
+    class Bare:
+        """The parameters as they are called without adapters."""
+
+        def named_parameters(self):
+            return names.items()
+
+    exported = export_weights(Bare(), description.weights)
+    stored = {}
+    for file in weight_files(model_path):
+        stored |= load_file(file)
+    assert set(exported) == set(stored)
+    assert all(torch.equal(exported[name], tensor) for name, tensor in stored.items())
+
+
+def test_frozen_weights_get_no_gradient(tiny_llama):
+    model = TrainableModel(describe_model(read_config(tiny_llama)), torch.float32, LORA, tiny_llama)
+    trained = {name for name, parameter in model.module.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+
+
+def test_bfloat16_stays_near_float32(tiny_llama, pack_forest, completions):
+    from art_trainer.logprobs import row_logprobs
+    from art_trainer.rows import make_row
+
+    row = make_row(pack_forest(completions()))
+    exact = probe_row(tiny_llama, pack_forest(completions()), lora=LORA).logprobs
+    model = TrainableModel(describe_model(read_config(tiny_llama)), torch.bfloat16, LORA, tiny_llama)
+    model.adapter.reset(0)
+    logprobs, _ = row_logprobs(model, row)
+    logprobs.sum().backward()
+    assert logprobs.dtype == torch.float32
+    assert model.adapter.gradients.dtype == torch.float32
+    assert float(model.adapter.gradients.norm()) > 0
+    assert float((logprobs.detach() - exact).abs().mean()) < 0.15
+
+
+def test_unknown_targets_are_refused(tiny_llama):
+    with pytest.raises(SpecError, match="names lm_head; this model has q_proj"):
+        probe_row(tiny_llama, {}, lora=LoraSpec(target_modules=("q_proj", "lm_head")))
+
+
+def test_the_adapter_config_is_read_by_peft(tiny_llama, tmp_path):
+    from peft import LoraConfig
+
+    model = TrainableModel(describe_model(read_config(tiny_llama)), torch.float32, LORA, tiny_llama)
+    (tmp_path / "adapter_config.json").write_text(model.adapter.peft_config("some/base"))
+    config = LoraConfig.from_pretrained(str(tmp_path))
+    assert (config.r, config.lora_alpha, config.base_model_name_or_path) == (4, 8, "some/base")
+    assert set(config.target_modules) == set(LORA.target_modules)
+    assert json.loads(model.adapter.peft_config("x"))["task_type"] == "CAUSAL_LM"
