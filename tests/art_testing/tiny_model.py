@@ -18,7 +18,7 @@ def make_tiny_llama(
     *,
     seed: int = 0,
     vocab_size: int = 320,
-    hidden_size: int = 64,
+    hidden_size: int = 128,
     layers: int = 2,
     tied: bool = True,
 ) -> Path:

@@ -326,7 +326,7 @@ class _Registered:
                 + "; ".join(f"{name}: {text}" for name, text in completed.sink_errors.items())
             )
         metrics |= completed.metrics
-        metrics |= {f"train_{stage}_s": seconds for stage, seconds in completed.timings.items()}
+        metrics |= {f"train_{stage}": seconds for stage, seconds in completed.timings.items()}
         metrics |= {
             "publish_s": receipt.duration_s,
             "publish_wait_s": time.monotonic() - published,

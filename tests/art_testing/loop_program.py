@@ -1,0 +1,73 @@
+"""The full loop on a tiny model, as a program for ``art-monarch local``; tests start it and read its lines.
+
+Settings come from the environment: ``ART_TEST_MODEL`` (folder), ``ART_TEST_RUN`` (run folder),
+``ART_TEST_STEPS``, ``ART_TEST_RESUME`` (1 resumes). It prints ``READY`` with the process ids of its parts and
+``STEP`` after each step, both followed by JSON.
+"""
+
+import json
+import os
+
+import art
+from art.distributed import ArtLaunchContext, ArtRuntime, InstalledAsyncCallable, compile_topology
+
+WORDS = ("yes", "no", "maybe", "perhaps")
+GROUPS = 3
+SAMPLES = 4
+
+
+async def rollout(model: art.TrainableModel, word: str, _config: None) -> art.Trajectory:
+    """One short answer, worth more the fewer different characters it has."""
+    messages: art.Messages = [{"role": "user", "content": f"Answer {word}."}]
+    completion = await model.openai_client().chat.completions.create(
+        model=model.get_inference_name(), messages=messages, max_tokens=12, temperature=1.0
+    )
+    choice = completion.choices[0]
+    answer = choice.message.content or ""
+    return art.Trajectory(
+        messages_and_choices=[*messages, choice],
+        reward=1.0 - len(set(answer)) / 64,
+        metadata={"answer": answer},
+    )
+
+
+def say(word: str, value: object) -> None:
+    """One line for the test."""
+    print(word, json.dumps(value), flush=True)
+
+
+async def main(launch: ArtLaunchContext) -> None:
+    """The plain synchronous loop."""
+    art.init_megatron_runtime_config(topology=art.MegatronTopologyConfig(), packed_sequence_length=512)
+    runtime = await ArtRuntime.start(
+        launch.host_mesh,
+        compile_topology(cluster=launch.homogeneous_cluster(cpu_slots=4, startup_timeout_s=120)),
+    )
+    try:
+        rollouts = runtime.rollout_executor(InstalledAsyncCallable.from_callable(rollout), target_workers=2)
+        model = art.TrainableModel(
+            name="tiny", project="tests", base_model=os.environ["ART_TEST_MODEL"], run_name="tiny"
+        )
+        backend = art.MegatronBackend(
+            runtime=runtime,
+            run_dir=os.environ["ART_TEST_RUN"],
+            threads=1,
+            resume=os.environ.get("ART_TEST_RESUME") == "1",
+        )
+        async with backend:
+            await rollouts.start()
+            await model.register(backend)
+            say("READY", {handle.name: handle.pid for handle in runtime.actors.values()})
+            for number in range(int(os.environ["ART_TEST_STEPS"])):
+                groups = await art.gather_trajectory_groups(
+                    art.TrajectoryGroup(
+                        rollouts.submit(rollout, model, word, None, group_id=f"{number}-{word}")
+                        for _ in range(SAMPLES)
+                    )
+                    for word in WORDS[:GROUPS]
+                )
+                result = await model.train(groups, config=art.TrainConfig(learning_rate=1e-3))
+                say("STEP", {"step": result.step, **result.metrics})
+    finally:
+        await runtime.close()
+    say("END", None)
