@@ -96,7 +96,7 @@ def test_use_after_close_does_not_kill_the_process(ref):
         timeout=60,
         check=False,
     )
-    assert (ended.returncode, ended.stdout) == (0, "9\n")
+    assert (ended.returncode, ended.stdout) == (0, "9\n"), ended.stderr
 
 
 def test_a_reference_survives_the_wire_and_inline_bytes_map_as_well(ref):

@@ -22,12 +22,16 @@ from art_dataplane import (
     Outcome,
     PackingError,
     PackingRequest,
+    PackingResult,
     RouteBlock,
     Selection,
     ShmBatchMapper,
     ShmFullError,
     ShmSegmentStore,
+    StoreError,
     TrajectoryStore,
+    decode,
+    encode,
     pack,
     pack_selection,
     plan_packing,
@@ -359,6 +363,40 @@ async def test_records_are_fetched_from_all_owners_and_packed_in_selection_order
     assert result.ref.record_ids == tuple(f"g{group}r{index}" for group in range(3) for index in range(4))
     assert result.ref.group_ids == ("g0", "g1", "g2")
     segments.release(result.ref.location, result.ref.lease, Outcome.CONSUMED)
+
+
+async def test_the_error_of_one_owner_is_not_hidden_by_another_that_hangs(record, segments):
+    stores = {name: TrajectoryStore(name, 10, 1 << 20) for name in ("w0", "w1")}
+    refs = tuple(stores[f"w{index}"].put(record(f"r{index}", reward=index)) for index in range(2))
+    await stores["w0"].drop(refs[:1])
+
+    class Hanging:
+        async def fetch(self, refs, lease, deadline_s):
+            await asyncio.Event().wait()
+
+    owners = {"w0": stores["w0"], "w1": Hanging()}
+    with pytest.raises(StoreError, match="does not hold 1 of 1 records, the first r0"):
+        await pack_selection(
+            PackingRequest(Selection((refs,), LEASE), 64, 1, 0), owners, segments, 5.0, owner="p"
+        )
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_requests_and_results_survive_the_wire(record, segments):
+    groups = [[record("r0"), record("r1", reward=0.0)]]
+    request = request_for(
+        groups, advantage=AdvantageRule("none", 0.5, "keep"), loss_weight=LossWeightRule("trajectory_mean")
+    )
+    assert decode(encode(request), PackingRequest) == request
+    result = pack(groups, request, segments, owner="packing-0")
+    assert decode(encode(result), PackingResult) == result
+    with pytest.raises(msgspec.ValidationError, match="Invalid enum value"):
+        decode(encode({**msgspec.to_builtins(request), "loss_weight": {"normalize": "sum"}}), PackingRequest)
+
+
+async def test_an_empty_selection_is_refused(segments):
+    with pytest.raises(PackingError, match="holds no references"):
+        await pack_selection(PackingRequest(Selection((), LEASE), 64, 1, 0), {}, segments, 1.0, owner="p")
 
 
 async def test_an_unknown_owner_a_slow_owner_and_a_lying_owner_are_named(record, segments):

@@ -48,6 +48,11 @@ def group(name: str, size: int = 2, *, byte_count: int = 10, version: int = 0, o
     )
 
 
+async def soon(awaitable):
+    """Fails when a waiter is not woken but finds out at its own, far deadline."""
+    return await asyncio.wait_for(awaitable, 10)
+
+
 def names(selection) -> list[str]:
     return [refs[0].group_id for refs in selection.groups]
 
@@ -80,25 +85,25 @@ async def test_put_waits_for_what_is_consumed_and_not_for_what_is_leased():
         DeadlineError, match=r"group b \(2 records, 20 bytes\) found no room within 0.02 s: 1 groups"
     ):
         await queue.put(group("b"), 0.02)
-    putting = asyncio.ensure_future(queue.put(group("c"), 5.0))
+    putting = asyncio.ensure_future(queue.put(group("c"), 600.0))
     await asyncio.sleep(0)
     assert not putting.done()
     assert {ref.record_id for ref in queue.release(selection.lease, Outcome.CONSUMED)} == {"a-0", "a-1"}
-    await putting
+    await soon(putting)
     assert names(await queue.select(1, OLDEST, 1.0)) == ["c"]
 
 
 async def test_select_waits_for_enough_groups_and_is_served_first_come_first_served():
     queue = TrajectoryQueue(WIDE)
-    many = asyncio.ensure_future(queue.select(3, OLDEST, 5.0))
+    many = asyncio.ensure_future(queue.select(3, OLDEST, 600.0))
     await asyncio.sleep(0)
-    one = asyncio.ensure_future(queue.select(1, OLDEST, 5.0))
+    one = asyncio.ensure_future(queue.select(1, OLDEST, 600.0))
     for name in "abc":
         await asyncio.sleep(0)
         await queue.put(group(name), 1.0)
-    assert names(await many) == ["a", "b", "c"]
+    assert names(await soon(many)) == ["a", "b", "c"]
     await queue.put(group("d"), 1.0)
-    assert names(await one) == ["d"]
+    assert names(await soon(one)) == ["d"]
 
 
 async def test_a_select_that_times_out_or_is_cancelled_takes_nothing_and_blocks_nobody():
@@ -108,20 +113,20 @@ async def test_a_select_that_times_out_or_is_cancelled_takes_nothing_and_blocks_
         DeadlineError, match=r"'p' asked for 2 groups; 1 were waiting and 0 leased after 0.02 s"
     ):
         await queue.select(2, OLDEST, 0.02, holder="p")
-    waiting = asyncio.ensure_future(queue.select(2, OLDEST, 60.0))
-    behind = asyncio.ensure_future(queue.select(1, OLDEST, 60.0))
+    waiting = asyncio.ensure_future(queue.select(2, OLDEST, 600.0))
+    behind = asyncio.ensure_future(queue.select(1, OLDEST, 600.0))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert names(await behind) == ["a"]
+    assert names(await soon(behind)) == ["a"]
 
 
 async def test_an_expired_lease_gives_back_and_is_refused_even_while_a_select_waits():
     queue = TrajectoryQueue(WIDE)
     await queue.put(group("a"), 1.0)
     late = await queue.select(1, OLDEST, 1.0, lease_s=0.05)
-    again = await queue.select(1, OLDEST, 5.0)  # wakes by itself when the lease ends
+    again = await soon(queue.select(1, OLDEST, 600.0))  # wakes by itself when the lease ends
     assert again.groups == late.groups
     assert again.lease.fence > late.lease.fence
     with pytest.raises(LeaseError, match="not in force"):
@@ -185,10 +190,10 @@ async def test_resizing_down_drops_nothing_and_up_lets_waiters_in():
     await queue.put(group("b"), 1.0)
     queue.resize(QueueLimits(1, 10, 1000))
     assert queue.stats().waiting_groups == 2
-    putting = asyncio.ensure_future(queue.put(group("c"), 5.0))
+    putting = asyncio.ensure_future(queue.put(group("c"), 600.0))
     await asyncio.sleep(0)
     queue.resize(QueueLimits(3, 10, 1000))
-    await putting
+    await soon(putting)
     assert queue.stats().waiting_groups == 3
 
 

@@ -132,6 +132,12 @@ def test_views_taken_before_a_close_stay_readable_and_later_access_raises(segmen
     assert mapped.close() is True
 
 
+def test_a_committed_segment_is_its_users_and_read_only(segments):
+    location = commit(segments, b"abc")
+    status = os.stat(f"/dev/shm/{location.name}")
+    assert (status.st_mode & 0o777, status.st_uid) == (0o400, os.geteuid())
+
+
 def test_a_mapping_survives_the_drop_of_its_segment(segments):
     location = commit(segments, b"abc")
     with map_location(location) as mapped:

@@ -114,6 +114,8 @@ async def fetch_groups(
     for ref in selection.refs:
         by_owner.setdefault(ref.owner, []).append(ref)
     unknown = by_owner.keys() - owners.keys()
+    if not by_owner:
+        raise PackingError("the selection holds no references")
     if unknown:
         raise PackingError(f"no way to the owners {sorted(unknown)}; {len(owners)} owners are known")
     tasks = [
@@ -121,15 +123,11 @@ async def fetch_groups(
         for name, refs in by_owner.items()
     ]
     try:
-        async with asyncio.timeout(deadline_s):
-            fetched = await asyncio.gather(*tasks)
-    except TimeoutError as error:
-        late = [
-            name for name, task in zip(by_owner, tasks, strict=True) if not task.done() or task.cancelled()
-        ]
-        if not late:
-            raise
-        raise DeadlineError(f"no answer from the owners {late} within {deadline_s} s") from error
+        done, pending = await asyncio.wait(tasks, timeout=deadline_s, return_when=asyncio.FIRST_EXCEPTION)
+        fetched = [task.result() for task in tasks if task in done]
+        if pending:
+            late = [name for name, task in zip(by_owner, tasks, strict=True) if task in pending]
+            raise DeadlineError(f"no answer from the owners {late} within {deadline_s} s")
     finally:
         for task in tasks:
             task.cancel()

@@ -14,7 +14,7 @@ from art_dataplane.records import TokenRecord, TrajectoryRecord, branches
 
 
 class Targets(NamedTuple):
-    """One completion: loss entries of record ``record`` at the sources from ``first`` of a sequence on."""
+    """One completion: loss entries of record ``record`` at sources from ``first`` of a sequence on."""
 
     record: int
     first: int
@@ -22,7 +22,7 @@ class Targets(NamedTuple):
 
 
 class TokenSequence(NamedTuple):
-    """``tokens`` int32 ``[n]`` to compute, what they predict, and their routes ``[n, layers, topk]`` if any."""
+    """``tokens`` int32 ``[n]`` to compute, what they predict, and ``routes`` ``[n, layers, topk]`` if any."""
 
     tokens: np.ndarray
     targets: list[Targets]
@@ -41,7 +41,7 @@ def check_records(groups: Sequence[Sequence[TrajectoryRecord]], policy_version: 
     """Checks all records of a batch, also against each other.
 
     Raises:
-        PackingError: one is invalid, of another group than its neighbours, there twice, or (unless it failed) of
+        PackingError: one is invalid, of another group than the others, there twice, or (unless it failed) of
             a version after ``policy_version`` or sampled at temperature 0.
     """
     seen: set[str] = set()
