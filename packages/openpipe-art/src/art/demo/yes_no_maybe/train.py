@@ -65,7 +65,7 @@ async def rollout(
         reward=task.reward(answer),
         metrics={"completion_tokens": completion.usage.completion_tokens if completion.usage else 0},
         metadata={"prompt": scenario.prompt, "answer": answer},
-    ).finish()
+    )
 
 
 async def main(launch: ArtLaunchContext, settings: Settings = DEFAULTS) -> None:
