@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -33,6 +34,17 @@ from art_serving.supervision import supervised
 RUNTIME_BIN_VARIABLE = "ART_VLLM_RUNTIME_BIN"
 CACHE_VARIABLE = "ART_CACHE_DIR"
 RUNTIME_COMMAND = "art-vllm-runtime-server"
+
+_VLLM_INCLUDE = (
+    "art-serving/runtime/pyproject.toml",
+    "art-serving/runtime/uv.lock",
+    "art-serving/runtime/src",
+    "art-dataplane/pyproject.toml",
+    "art-dataplane/README.md",
+    "art-dataplane/LICENSE",
+    "art-dataplane/src",
+)
+"""The runtime and the one package of ours that it needs; ``hatch_build.py`` puts the same files into the wheel."""
 
 _MARKER = "complete.json"
 _IGNORED = {
@@ -73,7 +85,7 @@ class EnvironmentBundle(msgspec.Struct, frozen=True):
         root: folder that ``project`` and ``include`` are relative to.
         project: folder with ``pyproject.toml`` and ``uv.lock``.
         include: folders and files that are copied, with their relative places kept, so that path sources of the project
-            stay valid. Must contain ``project``. Tests and caches below them are left out.
+            stay valid. Tests, caches and hidden folders below them are left out.
     """
 
     name: str
@@ -118,12 +130,11 @@ def vllm_bundle() -> EnvironmentBundle:
     Raises:
         EnvironmentBuildError: neither is there.
     """
-    include = ("art-serving/runtime", "art-dataplane")
     packaged = Path(__file__).with_name("_bundle")
     checkout = Path(__file__).parents[3]
     for root in (packaged, checkout):
         if (root / "art-serving" / "runtime" / "uv.lock").is_file():
-            return EnvironmentBundle("vllm-cpu", root, "art-serving/runtime", include)
+            return EnvironmentBundle("vllm-cpu", root, "art-serving/runtime", _VLLM_INCLUDE)
     raise EnvironmentBuildError(
         f"this installation of art-serving carries no vLLM runtime (looked in {packaged} and {checkout}); "
         f"install a released wheel or set {RUNTIME_BIN_VARIABLE}"
@@ -168,7 +179,7 @@ def _bundle_files(bundle: EnvironmentBundle) -> list[str]:
                 f"bundle {bundle.name!r} includes {included!r}, which {bundle.root} does not have"
             )
         for folder, names, files in os.walk(top):
-            names[:] = [name for name in names if name not in _IGNORED and not name.endswith(".egg-info")]
+            names[:] = [name for name in names if name not in _IGNORED and not name.startswith(".")]
             found.update(
                 str((Path(folder) / file).relative_to(bundle.root))
                 for file in files
@@ -436,20 +447,26 @@ def runtime_from_variable(value: str) -> Environment:
 def _runtime_problem(path: Path) -> str | None:
     if not path.is_absolute():
         return "the path is not absolute"
-    if path.parts[-4:] != (path.parts[-4], ".venv", "bin", RUNTIME_COMMAND) if len(path.parts) >= 4 else True:
+    if len(path.parts) < 5 or path.parts[-3:] != (".venv", "bin", RUNTIME_COMMAND):
         return "the path does not end as that of an environment's command"
     if path.is_symlink():
         return "the file is a symbolic link"
-    if not os.access(path, os.X_OK) or not path.is_file():
+    if not path.is_file() or not os.access(path, os.X_OK):
         return "there is no such executable file"
-    python = path.parent / "python"
-    if not os.access(python, os.X_OK) or not (path.parents[1] / "pyvenv.cfg").is_file():
+    if not (path.parents[1] / "pyvenv.cfg").is_file() or not os.access(path.parent / "python", os.X_OK):
         return f"{path.parents[1]} is not a virtual environment"
-    with open(path, "rb") as file:
-        first = file.readline(4096).strip()
-    if first != b"#!" + os.fsencode(python):
-        return f"its first line is {first[:120]!r}, not the environment's own interpreter"
+    if _interpreter(path) not in {str(path.parent / name) for name in ("python", "python3", "python3.12")}:
+        return "its first lines do not name the environment's own interpreter"
     return None
+
+
+def _interpreter(script: Path) -> str | None:
+    """What runs an installed command; installers write a detour over ``/bin/sh`` when the path is long."""
+    with open(script, "rb") as file:
+        first, second = (os.fsdecode(file.readline(4096)).strip() for _ in range(2))
+    if first == "#!/bin/sh" and second.startswith("'''exec' "):
+        return shlex.split(second.removeprefix("'''exec' "))[0]
+    return first.removeprefix("#!") if first.startswith("#!") else None
 
 
 async def vllm_environment(

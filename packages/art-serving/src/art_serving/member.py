@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import tempfile
 import time
@@ -23,6 +24,8 @@ _POLL_S = 0.05
 _GRACE_S = 6.0
 """Between SIGTERM and SIGKILL. The server gives the engine core 5 s."""
 _KILL_S = 3.0
+_SOCKET_FOLDER_BYTES = 107 - len("/art-vllm-12345678/") - 36
+"""A unix socket's path has at most 107 bytes; vLLM names its sockets by UUIDs of 36."""
 _TAIL_LINES = 25
 _PROGRESS = "ART "
 
@@ -47,7 +50,7 @@ class MemberProcess:
         self.log_file = stem.with_name(stem.name + ".log")
         self._end_file = stem.with_name(stem.name + ".end.json")
         self._failure_file = stem.with_name(stem.name + ".failure.json")
-        self._run_folder = Path(tempfile.mkdtemp(prefix="art-vllm-"))
+        self._run_folder = _make_run_folder()
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self._ready: _Ready | None = None
@@ -211,6 +214,17 @@ class MemberProcess:
                 raise MemberError(
                     f"{self.launch.title}: supervisor {process.pid} survived SIGKILL"
                 ) from error
+
+
+def _make_run_folder() -> Path:
+    """A new folder whose path is short enough for the unix sockets in it."""
+    for parent in (tempfile.gettempdir(), "/tmp"):
+        if len(os.fsencode(parent)) <= _SOCKET_FOLDER_BYTES and os.access(parent, os.W_OK):
+            return Path(tempfile.mkdtemp(prefix="art-vllm-", dir=parent))
+    raise MemberError(
+        f"the temporary folder {tempfile.gettempdir()} has a name of more than {_SOCKET_FOLDER_BYTES} bytes, too long for "
+        f"the unix sockets of vLLM, and /tmp is not writable; set TMPDIR to a shorter one"
+    )
 
 
 def _report(lines: list[str], progress: Callable[[str], None] | None) -> None:
