@@ -86,8 +86,10 @@ class RunReport:
         started = self._last_progress = time.monotonic()
         if self._terminal:
             with _status(name, self._stream) as self._status:
-                yield
-            self._status = None
+                try:
+                    yield
+                finally:
+                    self._status = None
         else:
             self.line(f"{name} ...")
             yield
