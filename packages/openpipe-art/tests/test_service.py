@@ -1,4 +1,4 @@
-"""A service's methods are called with typed messages, cancelled, streamed and closed; its errors come back."""
+"""A service's methods are called with typed messages, cancelled, streamed, closed; its errors come back."""
 
 import asyncio
 import sys

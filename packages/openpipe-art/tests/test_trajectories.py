@@ -101,7 +101,7 @@ async def test_a_rollout_that_returns_something_else_is_an_error() -> None:
     async def wrong() -> int:
         return 3
 
-    with pytest.raises(ArtError, match="a rollout returned int; expected an art.Trajectory"):
+    with pytest.raises(ArtError, match=r"a rollout returned int; expected an art.Trajectory"):
         await art.TrajectoryGroup([wrong()])  # type: ignore[list-item]
 
 
@@ -164,7 +164,7 @@ async def test_gather_allows_as_many_failures_as_it_is_told() -> None:
     allowed = await art.gather_trajectory_groups(groups(), max_exceptions=2)
     assert [len(group.exceptions) for group in allowed] == [1, 1]
     assert await art.gather_trajectory_groups(groups(), max_exceptions=0.5)
-    with pytest.raises(GatherError, match="2 of 4 rollouts failed; max_exceptions=0.4"):
+    with pytest.raises(GatherError, match=r"2 of 4 rollouts failed; max_exceptions=0.4"):
         await art.gather_trajectory_groups(groups(), max_exceptions=0.4)
 
 

@@ -59,5 +59,5 @@ class _Held:
 
 @pytest.mark.parametrize("value", [lambda: None, threading.Lock(), _Held(lambda: None), (n for n in ())])
 def test_what_is_not_data_is_refused(value: Any) -> None:
-    with pytest.raises(CallableError, match="the scenario of type .* cannot be sent to another process"):
+    with pytest.raises(CallableError, match=r"the scenario of type .* cannot be sent to another process"):
         user_values.pack(value, "the scenario")

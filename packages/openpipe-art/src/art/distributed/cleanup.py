@@ -115,8 +115,9 @@ def sweep_dead_runs(registry: Registry) -> list[RunReport]:
             if entry.controller_alive():
                 continue
             if entry.custodian is not None and entry.custodian_alive():
-                wait_ended([entry.custodian], CUSTODIAN_LIMIT_S)
-                continue
+                still_at_work = wait_ended([entry.custodian], CUSTODIAN_LIMIT_S)
+                if still_at_work or not registry.has_run(entry.run_id):
+                    continue
             clean_up(
                 registry,
                 entry,

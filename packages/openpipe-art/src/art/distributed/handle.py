@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -17,7 +17,14 @@ import msgspec
 from art.distributed import monarch_setup
 from art.distributed.errors import ActorDied, ActorTimeout, RemoteError
 from art.distributed.peer import PeerReference
-from art.distributed.processes import ProcessId, exit_cause, exit_status, machine_id, open_process
+from art.distributed.processes import (
+    ProcessId,
+    exit_cause,
+    exit_status,
+    machine_id,
+    open_process,
+    zombie_status,
+)
 from art.distributed.service import (
     Call,
     Cancel,
@@ -43,15 +50,19 @@ class ActorHandle:
         name: its role, for example ``rollout worker 3``.
         cls: the service's class; its annotations decode the replies.
         host: index of the host it is on.
+        host_end: says how the host's worker process ended, ``None`` while it runs or where it is not known.
     """
 
-    def __init__(self, name: str, monarch_name: str, cls: type, host: int) -> None:
+    def __init__(
+        self, name: str, monarch_name: str, cls: type, host: int, host_end: Callable[[], str | None]
+    ) -> None:
         self.name = name
         self.host = host
         self.pid: int | None = None
         self.hostname = ""
         self.died: ActorDied | None = None
         self._cls = cls
+        self._host_end = host_end
         self._monarch_name = monarch_name
         self._loop = asyncio.get_running_loop()
         self._death: asyncio.Future[None] = self._loop.create_future()
@@ -108,20 +119,25 @@ class ActorHandle:
     def _watch(self, process: ProcessId) -> None:
         self._pidfd = open_process(process)
         if self._pidfd is None:
-            self._spawn(self._process_ended(None))
+            self._spawn(self._process_ended(process, None))
         else:
-            self._loop.add_reader(self._pidfd, self._on_pidfd)
+            self._loop.add_reader(self._pidfd, self._on_pidfd, process)
 
-    def _on_pidfd(self) -> None:
+    def _on_pidfd(self, process: ProcessId) -> None:
         assert self._pidfd is not None
         self._loop.remove_reader(self._pidfd)
-        self._spawn(self._process_ended(self._pidfd))
+        self._spawn(self._process_ended(process, self._pidfd))
 
-    async def _process_ended(self, pidfd: int | None) -> None:
-        """Finds the cause: from the kernel, else from Monarch, which has waited for its child."""
+    async def _process_ended(self, process: ProcessId, pidfd: int | None) -> None:
+        """Finds the cause: the end of its host's worker, the kernel's word, or Monarch's, its parent."""
         end = self._loop.time() + _CAUSE_WAIT_S
         while self._loop.time() < end:
-            status = exit_status(pidfd) if pidfd is not None else None
+            host_end = self._host_end()
+            if host_end is not None:
+                return self._die(f"the worker process of its host was {host_end}")
+            status = zombie_status(process)
+            if status is None and pidfd is not None:
+                status = exit_status(pidfd)
             if status is not None:
                 return self._die(exit_cause(status))
             if self._reported.done():

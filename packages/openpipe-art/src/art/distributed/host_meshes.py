@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from art.distributed import monarch_setup
-from art.distributed.errors import CloseError, StartupError
+from art.distributed.actor_process import ACTOR_TMPDIR_VARIABLE
+from art.distributed.errors import CloseError, RuntimeFailure, StartupError
 from art.distributed.processes import exit_cause, spawner
 from art.distributed.run import Announce, Run, announce_on_stderr
+from art.distributed.worker_process import FAILED
 
 LOOPBACK = "127.0.0.1"
 _SHUTDOWN_S = 3.0
@@ -38,12 +40,22 @@ class HostConnection:
         self.mesh = mesh
         self.process = process
 
+    def ended(self) -> str | None:
+        """How the worker's process ended, ``None`` while it runs or when another process owns it."""
+        if self.process is None or self.process.poll() is None:
+            return None
+        return _how_ended(self.process)
+
     async def close(self, deadline_s: float) -> None:
         """Shuts the host mesh down and, where owned, ends the worker's process.
 
         Raises:
             TimeoutError: Monarch did not answer in time; an owned worker is killed all the same.
+            RuntimeFailure: an owned worker had ended before.
         """
+        ended = self.ended()
+        if ended is not None:
+            raise RuntimeFailure(f"the worker at {self.address} had ended: {ended}")
         shutdown = self.mesh.shutdown().as_asyncio()
         try:
             await asyncio.wait_for(shutdown, deadline_s)
@@ -89,10 +101,10 @@ class HostMeshes:
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + startup_timeout_s
-        monarch_setup.prepare(f"tcp://{LOOPBACK}:0")
         run = await _in_thread(lambda: Run.start(announce=announce), undo=Run.close)
         paths = tuple(str(path) for path in python_path)
         try:
+            await asyncio.to_thread(monarch_setup.prepare, f"tcp://{LOOPBACK}:0", run.temp_dir)
             process, address = await _in_thread(
                 lambda: _start_worker(run, port, paths, max(end - loop.time(), 1.0)),
                 undo=lambda started: _end(started[0], 0.0),
@@ -164,7 +176,12 @@ def _start_worker(
     run: Run, port: int, python_path: tuple[str, ...], deadline_s: float
 ) -> tuple[subprocess.Popen[bytes], str]:
 
-    environment = {**run.child_environment(), **monarch_setup.WORKER_ENVIRONMENT}
+    environment = {
+        **run.child_environment(),
+        **monarch_setup.WORKER_ENVIRONMENT,
+        "TMPDIR": str(run.temp_dir),
+        ACTOR_TMPDIR_VARIABLE: os.environ.get("TMPDIR", ""),
+    }
     if python_path:
         inherited = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join([*python_path, *([inherited] if inherited else [])])
@@ -192,6 +209,11 @@ def _read_address(process: subprocess.Popen[bytes], report: int, deadline_s: flo
     with os.fdopen(report, "rb") as lines:
         readable, _, _ = select.select([lines], [], [], deadline_s)
         line = lines.readline().decode().strip() if readable else ""
+    if line.startswith(FAILED):
+        raise StartupError(
+            f"the worker did not start: {line.removeprefix(FAILED)}. Choose another port, or 0 for any "
+            "free one"
+        )
     if line:
         return line
     if readable:

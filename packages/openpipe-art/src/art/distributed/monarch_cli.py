@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from art.distributed.errors import ProgramError
+from art.distributed.errors import CloseError, ProgramError
 from art.distributed.programs import Main, Program, parse_program
 from art.errors import ArtError
 
@@ -96,8 +96,7 @@ def _run_program(program: Program, function: Main, options: argparse.Namespace, 
             sys.stderr.write("art-monarch: the program was cancelled\n")
             return _FAILURE
     except ArtError as error:
-        traceback.print_exception(error) if _in_user_code(error, program) else None
-        sys.stderr.write(f"art-monarch: {error}\n")
+        _report(error)
         return _FAILURE
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else _FAILURE if leave.code else 0
@@ -107,10 +106,14 @@ def _run_program(program: Program, function: Main, options: argparse.Namespace, 
     return 0
 
 
-def _in_user_code(error: BaseException, program: Program) -> bool:
-    module = sys.modules.get(program.module)
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(frame.filename == getattr(module, "__file__", None) for frame in frames)
+def _report(error: BaseException) -> None:
+    """One message for an error of ART, a traceback for another; what closing hid comes first."""
+    if isinstance(error, CloseError) and error.__context__ is not None:
+        _report(error.__context__)
+    if isinstance(error, ArtError):
+        sys.stderr.write(f"art-monarch: {error}\n")
+    elif not isinstance(error, asyncio.CancelledError):
+        traceback.print_exception(error)
 
 
 async def _run_local(

@@ -7,7 +7,9 @@ others go to the hook that was installed before, if the user's program had set o
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from art.distributed.errors import StartupError
@@ -24,8 +26,10 @@ _listeners: dict[str, FaultListener] = {}
 _transport: str | None = None
 
 
-def prepare(transport: str) -> None:
+def prepare(transport: str, temp_dir: Path) -> None:
     """Imports monarch, sets its limits, listens on ``transport`` (``tcp://ADDRESS:0``) and installs the hook.
+
+    What Monarch puts into a temporary folder, it puts into ``temp_dir``, where the run's end removes it.
 
     Raises:
         StartupError: this process already uses Monarch with another transport.
@@ -55,9 +59,23 @@ def prepare(transport: str) -> None:
             ) from error
         _install_hook(monarch.actor)
         give_back = drop_notice()
-        monarch.actor.context()
+        with _temporary_folder(temp_dir):
+            monarch.actor.context()
         give_back()
         _transport = transport
+
+
+@contextmanager
+def _temporary_folder(path: Path) -> Iterator[None]:
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
 
 
 def _install_hook(module: Any) -> None:

@@ -172,6 +172,18 @@ def exit_cause(status: int) -> str:
     return f"ended with exit code {os.WEXITSTATUS(status)}"
 
 
+def zombie_status(process: ProcessId) -> int | None:
+    """The wait status of an ended process that its parent has not waited for yet, else ``None``."""
+    try:
+        text = Path(f"/proc/{process.pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    if fields[0] != "Z" or int(fields[19]) != process.start_ticks:
+        return None
+    return int(fields[49])
+
+
 def exit_status(pidfd: int) -> int | None:
     """The wait status of the ended process behind ``pidfd``, which need not be a child.
 

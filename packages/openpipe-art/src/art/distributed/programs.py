@@ -41,8 +41,10 @@ class Program(msgspec.Struct, frozen=True):
             ProgramError: the import fails, or it is not a top-level async function that takes the launch
                 context.
         """
-        if self.folder is not None and self.folder not in sys.path:
-            sys.path.insert(0, self.folder)
+        if self.folder is not None:
+            self._check_name(self.folder)
+            if self.folder not in sys.path:
+                sys.path.insert(0, self.folder)
         try:
             module = importlib.import_module(self.module)
         except ModuleNotFoundError as error:
@@ -55,7 +57,6 @@ class Program(msgspec.Struct, frozen=True):
             ) from error
         except Exception as error:
             raise ProgramError(f"{self.module} cannot be imported: {_last_frame(error)}") from error
-        self._check_origin(module.__file__)
         function: Main | None = getattr(module, self.function, None)
         if function is None:
             raise ProgramError(f"{self.module} ({module.__file__}) has no function {self.function!r}")
@@ -72,14 +73,15 @@ class Program(msgspec.Struct, frozen=True):
             ) from error
         return function
 
-    def _check_origin(self, origin: str | None) -> None:
-        if self.folder is None:
-            return
-        expected = Path(self.folder, f"{self.module}.py")
-        if origin is None or Path(origin).resolve() != expected:
+    def _check_name(self, folder: str) -> None:
+        """A script must not take the name of a module that this program, or ART itself, may import."""
+        script = Path(folder, f"{self.module}.py")
+        spec = importlib.util.find_spec(self.module)
+        origin = spec.origin if spec is not None else None
+        if self.module in sys.stdlib_module_names or (origin and Path(origin).resolve() != script):
             raise ProgramError(
-                f"{expected} cannot be imported as {self.module!r}: that name belongs to {origin}. Rename "
-                "the script"
+                f"{script} cannot be imported as {self.module!r}: that name belongs to {origin}. "
+                "Rename the script"
             )
 
 

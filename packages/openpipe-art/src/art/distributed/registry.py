@@ -139,6 +139,10 @@ class Registry:
         """Forgets a run; nothing happens if it is not there."""
         (self._runs / f"{run_id}.json").unlink(missing_ok=True)
 
+    def has_run(self, run_id: str) -> bool:
+        """Whether a run is recorded."""
+        return (self._runs / f"{run_id}.json").exists()
+
     def runs(self) -> list[RunEntry]:
         """All recorded runs."""
         return [entry for path in sorted(self._runs.glob("*.json")) if (entry := _read(path, RunEntry))]

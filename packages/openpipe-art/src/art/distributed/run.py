@@ -24,6 +24,8 @@ from art.distributed.errors import StartupError
 from art.distributed.processes import RUN_ID_VARIABLE, boot_id, identify, spawner, this_process
 from art.distributed.registry import Registry, RunEntry, RunReport, state_dir
 
+_LONGEST_TEMP_DIR = 83  # and 24 more for Monarch's "/.tmpXXXXXX/XXXXXXXXXXX"
+
 type Announce = Callable[[RunReport], None]
 
 
@@ -72,7 +74,7 @@ class Run:
             run_id=run_id,
             controller=this_process(),
             boot_id=boot_id(),
-            temp_dir=tempfile.mkdtemp(prefix=f"art-{run_id}-"),
+            temp_dir=str(_make_temp_dir(run_id)),
             started_unix_s=time.time(),
             command=" ".join(sys.argv)[:200],
         )
@@ -121,6 +123,18 @@ class Run:
         except (BrokenPipeError, subprocess.TimeoutExpired):
             self._custodian.kill()
             self._custodian.wait(5.0)
+
+
+def _make_temp_dir(run_id: str) -> Path:
+    """The run's folder. Unix sockets are put into it, whose paths the kernel limits to 107 characters."""
+    path = Path(tempfile.gettempdir()).resolve() / f"art-{run_id}"
+    if len(str(path)) > _LONGEST_TEMP_DIR:
+        raise StartupError(
+            f"the folder for temporary files, {path.parent}, has {len(str(path.parent))} characters; sockets "
+            f"in it need at most {_LONGEST_TEMP_DIR - len(path.name) - 1}. Set TMPDIR to a shorter one"
+        )
+    path.mkdir(mode=0o700)
+    return path
 
 
 def _start_custodian(registry: Registry, run_id: str, deadline_s: float) -> subprocess.Popen[bytes]:

@@ -151,7 +151,7 @@ class ArtRuntime:
         limit = self.topology.startup_timeout_s if deadline_s is None else deadline_s
         slug = re.sub(r"[^A-Za-z0-9_]+", "_", name)[:40]
         monarch_name = f"art_{self.run_id}_{next(self._serial)}_{slug}"
-        handle = ActorHandle(name, monarch_name, cls, host)
+        handle = ActorHandle(name, monarch_name, cls, host, self.hosts.hosts[host].ended)
         self._actors[name] = handle
         reference = msgspec.msgpack.encode(reference_of(cls, arguments, self.hosts.python_path))
         try:

@@ -1,16 +1,20 @@
 """A host's worker process: Monarch's worker loop, on one address, for one run.
 
 Run as ``python -m art.distributed.worker_process --parent PID --host ADDRESS --port PORT --report FD``. Port
-0 lets it choose one. It writes its address as one line to the descriptor FD before it listens. It ends with
-its parent, and all actor processes of the host are its children and end with it.
+0 lets it choose one. It writes its address, or what failed, as one line to the descriptor FD before it
+listens. It ends with its parent, and all actor processes of the host are its children and end with it.
 """
 
 import argparse
+import errno
 import os
 import socket
+import sys
 
 from art.distributed.monarch_notice import drop_notice
 from art.distributed.processes import PARENT_VARIABLE, end_with_parent
+
+FAILED = "failed: "
 
 
 def authority(host: str, port: int) -> str:
@@ -18,11 +22,16 @@ def authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def free_port(host: str) -> int:
-    """A port of ``host`` that nobody listens on now."""
+def free_port(host: str, port: int) -> int:
+    """``port``, or one that the kernel chooses when it is 0.
+
+    Raises:
+        OSError: somebody listens on it, or ``host`` is not an address of this machine.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.bind((host, 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
         return int(probe.getsockname()[1])
 
 
@@ -39,8 +48,12 @@ def main() -> None:
 
     from monarch.actor import run_worker_loop_until_shutdown
 
-    port = options.port or free_port(options.host)
-    address = f"tcp://{authority(options.host, port)}"
+    try:
+        address = f"tcp://{authority(options.host, free_port(options.host, options.port))}"
+    except OSError as error:
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        os.write(options.report, f"{FAILED}port {options.port} of {options.host} {reason}\n".encode())
+        sys.exit(1)
     os.write(options.report, f"{address}\n".encode())
     os.close(options.report)
     drop_notice()
