@@ -115,7 +115,8 @@ def _arrays(tokens, positions, ends, losses):
     types = ["int32", "int32", "float32", "float32", "float32", "int32", "float32"]
     names = ["source", "target", "old_logprob", "advantage", "weight", "version", "temperature"]
     loss = {
-        f"loss_{name}": np.array(column, dtype) for name, column, dtype in zip(names, columns, types, strict=True)
+        f"loss_{name}": np.array(column, dtype)
+        for name, column, dtype in zip(names, columns, types, strict=True)
     }
     return {
         "token_ids": np.array(tokens, np.int32),
@@ -245,7 +246,9 @@ def random_adapter():
     """Non-zero adapter weights under PEFT's names, so that both factors have gradients."""
 
     def make(model_path, lora, seed=0, scale=0.2):
-        shapes = {name: parameter.shape for name, parameter in Reference(model_path, lora).parameters().items()}
+        shapes = {
+            name: parameter.shape for name, parameter in Reference(model_path, lora).parameters().items()
+        }
         generator = torch.Generator().manual_seed(seed)
         return {name: torch.randn(shape, generator=generator) * scale for name, shape in shapes.items()}
 
@@ -257,7 +260,11 @@ def runtime(tiny_llama):
     """A runtime spec for the tiny model."""
 
     def make(**changes):
-        settings = {"model_path": tiny_llama, "packed_sequence_length": 256, "lora": LoraSpec(rank=4, alpha=8)}
+        settings = {
+            "model_path": tiny_llama,
+            "packed_sequence_length": 256,
+            "lora": LoraSpec(rank=4, alpha=8),
+        }
         return TrainerRuntimeSpec(**{**settings, **changes})
 
     return make

@@ -75,7 +75,9 @@ def test_a_forest_computes_fewer_tokens_for_the_same_result(completions, pack_ch
     assert len(forest["loss_source"]) == len(chains["loss_source"])
 
 
-@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("k_proj",), ("up_proj", "o_proj"), ("down_proj",)])
+@pytest.mark.parametrize(
+    "targets", [("q_proj", "v_proj"), ("k_proj",), ("up_proj", "o_proj"), ("down_proj",)]
+)
 def test_any_choice_of_targets(tiny_llama, pack_forest, completions, reference, random_adapter, targets):
     lora = LoraSpec(rank=2, alpha=6, target_modules=targets)
     items = completions(seed=3)

@@ -1,13 +1,13 @@
 """Attention over a packed forest of token trees.
 
-Invariant: query ``q`` sees key ``k`` exactly when ``k <= q < subtree_end[k]``, that is when ``k`` is ``q`` or one
-of its ancestors. The rule is cut into blocks of consecutive queries. A block reads only the keys that some of
-its queries can see (those before its end whose subtree reaches into it), so siblings and other trees cost
-nothing, and its mask is made once per row and shared by all layers. Work and memory are proportional to the
-keys that a block can see, not to the square of the row.
+Invariant: query ``q`` sees key ``k`` exactly when ``k <= q < subtree_end[k]``, that is when ``k`` is ``q``
+or one of its ancestors. The rule is cut into blocks of consecutive queries. A block reads only the keys
+that some of its queries can see (those before its end whose subtree reaches into it), so siblings and other
+trees cost nothing, and its mask is made once per row and shared by all layers. Work and memory are
+proportional to the keys that a block can see, not to the square of the row.
 
-Rotary embedding is part of the rule, since a token's position is its depth in the tree and not its place in the
-row. The backward pass computes the scores of a block again; no score outlives its block.
+Rotary embedding is part of the rule, since a token's position is its depth in the tree and not its place in
+the row. The backward pass computes the scores of a block again; no score outlives its block.
 """
 
 import math
@@ -139,19 +139,21 @@ class ForestAttention(torch.nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: ForestPlan, **_: Any
     ) -> Tensor:
-        """``query`` ``[T, 1, heads, d]``, ``key`` and ``value`` ``[T, 1, groups, d]``; ``[T, 1, heads * d]``."""
+        """As :func:`forest_attention`, with Megatron's batch dimension of 1 after ``T``."""
         return forest_attention(query[:, 0], key[:, 0], value[:, 0], attention_mask, self.scale)[:, None]
 
 
 class _ForestAttention(torch.autograd.Function):
-    """Inside, queries are ``[groups, T, heads per group, d]``: a block's are one matrix per group, no copy."""
+    """Queries are kept ``[groups, T, heads per group, d]``: a block's are one matrix per group."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: ForestPlan, scale: float
     ) -> Tensor:
         groups = key.shape[1]
-        queries = _rotate(query.unflatten(1, (groups, -1)).transpose(0, 1), plan.cosine, plan.sine)
+        queries = _rotate(
+            query.reshape(plan.length, groups, -1, query.shape[2]).transpose(0, 1), plan.cosine, plan.sine
+        )
         keys = _rotate(key.transpose(0, 1)[:, :, None], plan.cosine, plan.sine)[:, :, 0]
         values = value.transpose(0, 1).contiguous()
         output = torch.empty_like(queries)

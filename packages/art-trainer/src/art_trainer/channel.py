@@ -22,5 +22,5 @@ class RankChannel(Protocol):
         ...
 
     async def close(self, deadline_s: float) -> None:
-        """Stops the rank and frees what it holds within ``deadline_s`` seconds; a second call does nothing."""
+        """Stops the rank and frees what it holds within ``deadline_s`` seconds; may be called again."""
         ...

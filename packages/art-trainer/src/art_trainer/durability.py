@@ -1,13 +1,15 @@
-"""Durable generations: the adapter and the optimizer of one version, written aside and committed by one rename.
+"""Durable generations: adapter and optimizer of one version, written aside, committed by one rename.
 
 What always holds:
 
-- A folder named ``step-00000012-<32 hex>`` is complete: every file in it was fsynced before the rename, and the
-  rename before the receipt. The newest generation is the one with the highest version; there is no pointer file.
-- Files are written in ``.stage-NAME``, a sibling. One process at a time owns the parent folder, by a lock that the
-  kernel drops when the process dies, so a stage found under the lock is a dead process's and is removed.
-- ``manifest.json`` has the size and digest of every other file, and reading checks both. A damaged generation is an
-  error that names the file; nothing falls back to an older one.
+- A folder named ``step-00000012-<32 hex>`` is complete: every file in it was fsynced before the rename, and
+  the rename before the receipt. The newest generation is the one with the highest version; there is no
+  pointer file.
+- Files are written in ``.stage-NAME``, a sibling. One process at a time owns the parent folder, by a lock
+  that the kernel drops when the process dies, so a stage found under the lock is a dead process's and is
+  removed.
+- ``manifest.json`` has the size and digest of every other file, and reading checks both. A damaged
+  generation is an error that names the file; nothing falls back to an older one.
 """
 
 import asyncio
@@ -235,7 +237,7 @@ class DurabilitySink:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="art-durability")
 
     async def submit(self, lease: SnapshotLease) -> Receipt:
-        """Writes the snapshot; the lease is released when the files are closed, also if the wait is cancelled.
+        """Writes the snapshot; releases the lease when the files are closed, also if the wait is cancelled.
 
         Raises:
             DurabilityError: the lease is not one of a trainer's pool, or the write failed.
@@ -297,7 +299,7 @@ def _read_verified(path: Path, entry: FileEntry) -> bytes:
         raise ResumeError(f"{path} is missing though the manifest lists it") from error
     if len(data) != entry.byte_count or _digest(data) != entry.digest:
         raise ResumeError(
-            f"{path} is damaged: {len(data)} bytes, the manifest says {entry.byte_count}, and the digests "
-            f"{'differ' if len(data) == entry.byte_count else 'were not compared'}; resume from another generation"
+            f"{path} is damaged: it has {len(data)} bytes of {entry.byte_count}, or another digest than the "
+            "manifest says; resume from another generation"
         )
     return data

@@ -6,7 +6,7 @@ class TrainerError(Exception):
 
 
 class SpecError(TrainerError, ValueError):
-    """A spec or job contradicts itself. Raised when it is made (msgspec reports it as ValidationError on decode)."""
+    """A spec or job contradicts itself; msgspec turns it into a ValidationError when it decodes one."""
 
 
 class PreflightError(TrainerError):

@@ -59,7 +59,8 @@ class _RMSNorm(torch.autograd.Function):
         mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
         scale = mean_square.add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).to(x.dtype) * weight
+        normalized: Tensor = (wide * scale).to(x.dtype) * weight
+        return normalized
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

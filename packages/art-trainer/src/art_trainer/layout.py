@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FusedLayout:
-    """``names[i]`` is the Hugging Face parameter with ``rows[i]`` output rows; ``groups`` divides every count."""
+    """``names[i]`` is a Hugging Face parameter of ``rows[i]`` rows; ``groups`` divides each count."""
 
     names: tuple[str, ...]
     rows: tuple[int, ...]
@@ -29,11 +29,15 @@ class FusedLayout:
         """``[rows[i], ...]`` each to ``[total_rows, ...]``."""
         if len(parts) == 1:
             return parts[0]
-        return torch.cat([part.unflatten(0, (self.groups, -1)) for part in parts], 1).flatten(0, 1)
+        return torch.cat([self._runs(part) for part in parts], 1).flatten(0, 1)
 
     def split(self, fused: Tensor) -> list[Tensor]:
         """``[total_rows, ...]`` to ``[rows[i], ...]`` each; the inverse of :meth:`merge`."""
         if len(self.rows) == 1:
             return [fused]
-        runs = fused.unflatten(0, (self.groups, -1)).split([rows // self.groups for rows in self.rows], 1)
+        sizes = [rows // self.groups for rows in self.rows]
+        runs = torch.split(self._runs(fused), sizes, 1)
         return [run.flatten(0, 1) for run in runs]
+
+    def _runs(self, rows: Tensor) -> Tensor:
+        return rows.reshape(self.groups, -1, *rows.shape[1:])

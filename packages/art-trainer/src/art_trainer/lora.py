@@ -1,9 +1,9 @@
 """LoRA adapters over Megatron's parallel linear layers, with PEFT's names in and out.
 
-All adapter weights of a rank are views of one flat float32 vector, and their gradients of another: an optimizer
-step and a norm are one operation, and a snapshot is one copy. A fused layer (``linear_qkv``, ``linear_fc1``) has
-one A with the rows of all its parts stacked, so it is read once, and one B per part; in the flat vector they are
-ordered so that every tensor PEFT knows is a contiguous run of it.
+All adapter weights of a rank are views of one flat float32 vector, and their gradients of another: an
+optimizer step and a norm are one operation, and a snapshot is one copy. A fused layer (``linear_qkv``,
+``linear_fc1``) has one A with the rows of all its parts stacked, so it is read once, and one B per part; in
+the flat vector they are ordered so that every tensor PEFT knows is a contiguous run of it.
 """
 
 import json
@@ -36,7 +36,9 @@ class LoraLinear(torch.nn.Module):
         self.targeted = targeted
         self.rank = lora.rank
         self.scale = lora.scale
-        self.in_features: int = base.weight.shape[1]
+        weight = base.weight
+        assert isinstance(weight, Tensor)
+        self.in_features = weight.shape[1]
         self.lora_a = torch.nn.Parameter(torch.empty(0))
         self.lora_b = torch.nn.ParameterList()
 
@@ -63,15 +65,15 @@ class LoraLinear(torch.nn.Module):
         One product with the zeros in it costs less than one per part, since ``rank`` is small, and needs no
         concatenation of activations.
         """
-        parts = iter(self.lora_b)
-        count = len(self.lora_b)
-        if count == 1 and len(self.layout.rows) == 1:
-            return next(parts)
+        parts: list[Tensor] = list(self.lora_b)
+        count = len(parts)
+        if len(self.layout.rows) == 1:
+            return parts[0]
         padded, column = [], 0
         for rows, targeted in zip(self.layout.rows, self.targeted, strict=True):
             if targeted:
                 left, right = column * self.rank, (count - 1 - column) * self.rank
-                padded.append(torch.nn.functional.pad(next(parts), (left, right)))
+                padded.append(torch.nn.functional.pad(parts[column], (left, right)))
                 column += 1
             else:
                 padded.append(self.lora_a.new_zeros(rows, count * self.rank))
@@ -90,8 +92,8 @@ class _Placed:
 class Adapter:
     """Owns the flat weights and gradients of every :class:`LoraLinear` of a model.
 
-    Invariant: a layer's parameters and their ``.grad`` are views of :attr:`weights` and :attr:`gradients` for as
-    long as the adapter lives; neither is ever replaced, only written.
+    Invariant: a layer's parameters and their ``.grad`` are views of :attr:`weights` and :attr:`gradients`
+    for as long as the adapter lives; neither is ever replaced, only written.
     """
 
     def __init__(self, layers: list[LoraLinear], lora: LoraSpec) -> None:
@@ -171,7 +173,8 @@ class Adapter:
         for name, tensor in tensors.items():
             if tensor.shape != mine[name].shape:
                 raise ModelLoadError(
-                    f"{name} has shape {tuple(tensor.shape)}; rank {self.lora.rank} needs {tuple(mine[name].shape)}"
+                    f"{name} has shape {tuple(tensor.shape)}; "
+                    f"rank {self.lora.rank} needs {tuple(mine[name].shape)}"
                 )
             mine[name].copy_(tensor)
 
@@ -207,7 +210,8 @@ def add_adapter(model: torch.nn.Module, description: ModelDescription, lora: Lor
     unknown = [name for name in lora.target_modules if name not in description.targets]
     if unknown:
         raise SpecError(
-            f"LoraSpec.target_modules names {', '.join(unknown)}; this model has {', '.join(description.targets)}"
+            f"LoraSpec.target_modules names {', '.join(unknown)}; "
+            f"this model has {', '.join(description.targets)}"
         )
     model.requires_grad_(False)
     layers = []

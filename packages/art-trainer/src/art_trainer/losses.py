@@ -50,11 +50,12 @@ class LossMetrics:
     def summary(self) -> dict[str, float]:
         """Dimensionless numbers (log-probabilities in nats).
 
-        ``ratio_mean``, ``clip_fraction`` (entries whose gradient the clip stopped), ``kl_k1`` and ``kl_k3`` (of the
-        sampling policy from this one), ``entropy_mean``, ``advantage_mean`` and ``logprob_mean`` are weighted means.
-        ``sampler_difference_*`` compare this forward pass with the sampler's log-probabilities for the tokens that
-        version ``version``, whose weights these are, has sampled: mean and 99th percentile of the absolute
-        difference, and how many tokens; the first two are absent when there are none.
+        ``ratio_mean``, ``clip_fraction`` (entries whose gradient the clip stopped), ``kl_k1`` and ``kl_k3``
+        (of the sampling policy from this one), ``entropy_mean``, ``advantage_mean`` and ``logprob_mean``
+        are weighted means. ``sampler_difference_*`` compare this forward pass with the sampler's
+        log-probabilities for the tokens that version ``version``, whose weights these are, has sampled:
+        mean and 99th percentile of the absolute difference, and how many tokens; the first two are absent
+        when there are none.
         """
         logprob, entropy = torch.cat(self._logprob).double(), torch.cat(self._entropy).double()
         old = torch.cat([loss.old_logprob for loss in self._loss]).double()

@@ -53,11 +53,8 @@ class TrainableModel:
     @property
     def output_weight(self) -> Tensor:
         """The output projection ``[V, H]``, frozen."""
-        if self.description.tied:
-            weight: Tensor = self.module.shared_embedding_or_output_weight()
-        else:
-            weight = self.module.output_layer.weight
-        return weight
+        name = "embedding.word_embeddings.weight" if self.description.tied else "output_layer.weight"
+        return self.module.get_parameter(name)
 
     def plan(self, row: PackedRow) -> ForestPlan:
         """Plans the attention of a row."""

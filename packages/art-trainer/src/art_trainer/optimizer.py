@@ -49,7 +49,7 @@ class AdapterOptimizer:
         self._adamw.step()
 
     def state(self) -> dict[str, Tensor]:
-        """Copies: ``exp_avg.NAME`` and ``exp_avg_sq.NAME`` for each of PEFT's names, and ``step``, a scalar."""
+        """Copies: ``exp_avg.NAME`` and ``exp_avg_sq.NAME`` per PEFT name, and ``step``, a scalar."""
         state = self._adamw.state.get(self._parameter, {})
         copies = {"step": state.get("step", torch.zeros(())).clone().float()}
         for moment in _MOMENTS:
@@ -68,7 +68,8 @@ class AdapterOptimizer:
         if set(state) != set(expected):
             different = sorted(set(state) ^ set(expected))
             raise ModelLoadError(
-                f"the optimizer state and the adapter differ in {len(different)} names, such as {different[0]}"
+                f"the optimizer state and the adapter differ in {len(different)} names, "
+                f"such as {different[0]}"
             )
         flats = {moment: torch.zeros_like(self._adapter.weights) for moment in _MOMENTS}
         for moment, flat in flats.items():
@@ -76,7 +77,8 @@ class AdapterOptimizer:
                 stored = state[f"{moment}.{name}"]
                 if stored.shape != tensor.shape:
                     raise ModelLoadError(
-                        f"{moment}.{name} has shape {tuple(stored.shape)}; the adapter has {tuple(tensor.shape)}"
+                        f"{moment}.{name} has shape {tuple(stored.shape)}; "
+                        f"the adapter has {tuple(tensor.shape)}"
                     )
                 tensor.copy_(stored)
         self._adamw.state.clear()

@@ -5,9 +5,9 @@ What megatron-core 0.19.2 needs on a CPU, for one dense rank, and where each pie
 - CPU initialization, local (not Transformer Engine) layers and no fused kernels: :data:`CPU_MODEL_OPTIONS`.
 - Process groups with a size and a rank. :func:`single_rank_groups` makes them without a backend, so nothing
   listens on a port, and a collective, which one rank never needs, would raise instead of hanging.
-- Its helper ``get_tensor_model_parallel_group_if_none`` drops the group it is given unless ``torch.distributed``
-  is initialized, and its layers then ask None for its size: :func:`keep_given_groups` puts that right in
-  Megatron's modules.
+- Its helper ``get_tensor_model_parallel_group_if_none`` drops the group it is given unless
+  ``torch.distributed`` is initialized, and its layers then ask None for its size: :func:`keep_given_groups`
+  puts that right in Megatron's modules.
 - Norms and core attention of its own are CUDA-only; ``models`` puts this package's into the layer spec.
 
 Nothing of torch itself is patched.
@@ -39,6 +39,8 @@ CPU_MODEL_OPTIONS: dict[str, Any] = {
     "persist_layer_norm": False,
 }
 """Options of Megatron's ``TransformerConfig`` that a CPU needs."""
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 _GROUP_NAMES = (
     "tp", "cp", "pp", "ep", "dp", "mp", "dp_cp", "tp_cp", "tp_dp_cp", "tp_ep", "tp_ep_pp",
@@ -76,8 +78,9 @@ def reuse_freed_memory() -> None:
 def single_rank_groups() -> Any:
     """A ``megatron.core`` ``ProcessGroupCollection`` of groups that hold this process alone."""
     from megatron.core.process_groups_config import ProcessGroupCollection
+    from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not re-exported
 
-    group = torch.distributed.ProcessGroup(torch.distributed.HashStore(), 0, 1)
+    group = torch.distributed.ProcessGroup(HashStore(), 0, 1)
     groups = ProcessGroupCollection()
     for name in _GROUP_NAMES:
         setattr(groups, name, group)
@@ -90,7 +93,8 @@ def keep_given_groups() -> None:
     """Makes Megatron's loaded modules use the process group they were given; a second call does nothing."""
     from megatron.core import utils
 
-    original = utils.get_tensor_model_parallel_group_if_none
+    name = "get_tensor_model_parallel_group_if_none"
+    original = getattr(utils, name)
     if getattr(original, "keeps_given_groups", False):
         return
 
@@ -99,9 +103,9 @@ def keep_given_groups() -> None:
         return original(tp_group, *args, **kwargs) if tp_group is None else tp_group
 
     given_or_default.keeps_given_groups = True  # type: ignore[attr-defined]
-    for name, module in list(sys.modules.items()):
-        if name.startswith("megatron.core") and module.__dict__.get(original.__name__) is original:
-            setattr(module, original.__name__, given_or_default)
+    for path, module in list(sys.modules.items()):
+        if path.startswith("megatron.core") and module.__dict__.get(name) is original:
+            setattr(module, name, given_or_default)
 
 
 @contextlib.contextmanager
@@ -130,17 +134,23 @@ def available_bytes() -> int:
     return min([machine, *_cgroup_headroom()])
 
 
-def _cgroup_headroom() -> Iterator[int]:
-    """What each enclosing version 2 cgroup still allows."""
+def own_cgroup() -> str | None:
+    """The path of this process's version 2 cgroup, such as ``/user.slice``; None without version 2."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
-        if not line.startswith("0::"):
-            continue
-        folder = Path("/sys/fs/cgroup") / line[3:].lstrip("/")
-        while folder.is_relative_to("/sys/fs/cgroup"):
-            limit, used = folder / "memory.max", folder / "memory.current"
-            if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-                yield max(0, int(limit.read_text()) - int(used.read_text()))
-            folder = folder.parent
+        if line.startswith("0::"):
+            return line[3:]
+    return None
+
+
+def _cgroup_headroom() -> Iterator[int]:
+    """What this process's cgroup and each one above it still allow."""
+    path = own_cgroup()
+    folder = CGROUP_ROOT / (path or "/").lstrip("/")
+    while folder.is_relative_to(CGROUP_ROOT):
+        limit, used = folder / "memory.max", folder / "memory.current"
+        if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+            yield max(0, int(limit.read_text()) - int(used.read_text()))
+        folder = folder.parent
 
 
 def processor_count() -> int:

@@ -44,15 +44,16 @@ def check_machine(spec: TrainerRuntimeSpec, description: ModelDescription) -> Me
     processors = platform.processor_count()
     if spec.threads > processors:
         raise PreflightError(
-            f"TrainerRuntimeSpec.threads is {spec.threads} but this process may run on {processors} processors"
+            f"TrainerRuntimeSpec.threads is {spec.threads}; this process may run on {processors} processors"
         )
     estimate = estimate_memory(spec, description)
     available = platform.available_bytes()
     if estimate.total > available:
         raise PreflightError(
             f"the rank needs about {_mib(estimate.total)} (weights {_mib(estimate.weights)}, activations of "
-            f"{spec.packed_sequence_length} tokens {_mib(estimate.activations)}, other {_mib(estimate.other)}) and "
-            f"{_mib(available)} are available; lower packed_sequence_length or free memory"
+            f"{spec.packed_sequence_length} tokens {_mib(estimate.activations)}, other "
+            f"{_mib(estimate.other)}) and {_mib(available)} are available; "
+            "lower packed_sequence_length or free memory"
         )
     return estimate
 
@@ -64,7 +65,8 @@ def estimate_memory(spec: TrainerRuntimeSpec, description: ModelDescription) -> 
     hidden, inner, layers = options["hidden_size"], options["ffn_hidden_size"], options["num_layers"]
     width = options["kv_channels"]
     queries, keys = options["num_attention_heads"] * width, options["num_query_groups"] * width
-    # Two residual sums and two norms; rotated queries, keys, values and the output twice; gate, up and product.
+    # Two residual sums and two norms; rotated queries, keys, values and the output twice; gate, up and
+    # product.
     per_token = 4 * hidden + 3 * queries + 2 * keys + 3 * inner
     activations = layers * per_token * spec.packed_sequence_length * item
     elements = sum(_elements(file) for file in weight_files(spec.model_path))

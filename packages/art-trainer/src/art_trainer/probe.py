@@ -1,4 +1,4 @@
-"""What one packed row gives under a model: for parity checks against other implementations, without a rank."""
+"""What one packed row gives under a model, without a rank: for parity checks against other code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from art_trainer.specs import LoraSpec
 
 @dataclass(frozen=True)
 class RowProbe:
-    """``logprobs`` and ``entropy`` float32 ``[L]``, the scalar loss, and LoRA gradients under PEFT's names."""
+    """``logprobs`` and ``entropy`` float32 ``[L]``, the loss, and gradients under PEFT's names."""
 
     logprobs: Tensor
     entropy: Tensor

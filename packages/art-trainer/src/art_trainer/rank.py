@@ -52,7 +52,8 @@ _LAST: None = None  # ends a job's event queue
 class LoadReport(msgspec.Struct, frozen=True):
     """What loading found and took.
 
-    ``estimated_bytes`` is the preflight's figure for the peak, ``resident_bytes`` what the process has had so far.
+    ``estimated_bytes`` is the preflight's figure for the peak, ``resident_bytes`` what the process has had
+    so far.
     """
 
     base_parameters: int
@@ -139,14 +140,15 @@ class _ActiveJob:
 
 
 class TrainerRank:
-    """Owns the model, the adapter, the optimizer, the snapshot pool and one compute thread; a ``RankChannel``.
+    """Owns model, adapter, optimizer, snapshot pool and one compute thread; a ``RankChannel``.
 
-    Order of use: ``load`` once, ``start_run`` (again for each run), then jobs, then ``close``. All calls belong to
-    one event loop, which stays live while the thread computes.
+    Order of use: ``load`` once, ``start_run`` (again for each run), then jobs, then ``close``. All calls
+    belong to one event loop, which stays live while the thread computes.
 
-    Invariants: :attr:`version` counts the optimizer steps behind the weights in memory. A job that does not complete
-    leaves it and the weights as they were, except when the step itself failed: then the rank is broken and refuses
-    every further job. A job whose expected version is another one is refused, so none is ever trained twice.
+    Invariants: :attr:`version` counts the optimizer steps behind the weights in memory. A job that does not
+    complete leaves it and the weights as they were, except when the step itself failed: then the rank is
+    broken and refuses every further job. A job whose expected version is another one is refused, so none is
+    ever trained twice.
     """
 
     def __init__(
@@ -206,7 +208,8 @@ class TrainerRank:
             The version it starts at.
 
         Raises:
-            ResumeError: the folder does not hold what ``run`` asks for, or holds generations though it asks for none.
+            ResumeError: the folder does not hold what ``run`` asks for, or holds generations though it asks
+                for none.
             DurabilityError: the folder is in use.
             RankStateError: not loaded, a job is running, or not done within ``deadline_s`` seconds.
         """
@@ -217,7 +220,8 @@ class TrainerRank:
             cut_off = await before.close(deadline_s)
             if cut_off:
                 raise RankStateError(
-                    f"sinks {', '.join(cut_off)} of run {before.spec.run_id} were not done after {deadline_s} s"
+                    f"sinks {', '.join(cut_off)} of run {before.spec.run_id} "
+                    f"were not done after {deadline_s} s"
                 )
         store = GenerationStore(run.generations_dir, run.run_id) if run.generations_dir is not None else None
         try:
@@ -306,7 +310,8 @@ class TrainerRank:
         """Stops the job in progress, drains the sinks and frees everything; a second call does nothing.
 
         Raises:
-            SinkError: sinks were cut off at the deadline, or failed and nobody has seen it; all is freed before.
+            SinkError: sinks were cut off at the deadline, or failed and nobody has seen it; all is freed
+                before.
             RankStateError: the compute thread did not stop; end the process.
         """
         if self._closed:

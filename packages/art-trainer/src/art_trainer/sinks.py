@@ -12,8 +12,8 @@ _REMEMBERED = 256  # finished versions whose receipts can still be asked for
 class SinkLane:
     """One sink's queue: versions are submitted one after another, and their outcomes can be waited for.
 
-    Invariants: a lease that is given to :meth:`submit` is released by the sink or, when the sink never got it,
-    here; an error stays until somebody has seen it. Belongs to one event loop.
+    Invariants: a lease that is given to :meth:`submit` is released by the sink or, when the sink never got
+    it, here; an error stays until somebody has seen it. Belongs to one event loop.
     """
 
     def __init__(self, name: str, sink: SnapshotSink) -> None:
@@ -81,7 +81,8 @@ class SinkLane:
                 receipt = await self._sink.submit(lease)
             if receipt.version != version:
                 raise SinkError(
-                    f"sink {self.name!r} was given version {version} and returned a receipt for {receipt.version}"
+                    f"sink {self.name!r} was given version {version} and returned "
+                    f"a receipt for {receipt.version}"
                 )
         except BaseException as error:
             if not handed_over:

@@ -1,8 +1,8 @@
 """A bounded pool of immutable snapshots of the adapter and the optimizer.
 
 What always holds: at most ``capacity`` snapshots exist; one is never written after :meth:`SnapshotSlot.fill`;
-its memory goes when the last lease on it is released, and not before. A new snapshot waits for a free slot, so
-slow consumers hold the trainer back instead of filling the memory.
+its memory goes when the last lease on it is released, and not before. A new snapshot waits for a free slot,
+so slow consumers hold the trainer back instead of filling the memory.
 """
 
 import asyncio
@@ -126,7 +126,8 @@ class SnapshotSlot:
 
 
 class SnapshotPool:
-    """Owns the snapshots of one run. ``acquire`` and ``close`` belong to one event loop; leases to any thread."""
+    """Owns the snapshots of one run. ``acquire`` and ``close`` belong to one event loop; leases to any
+    thread."""
 
     def __init__(self, run_id: str, capacity: int, snapshot_bytes: int) -> None:
         """Allocates nothing yet.
@@ -175,8 +176,9 @@ class SnapshotPool:
                 left = end - loop.time()
                 if left <= 0:
                     raise SnapshotPoolError(
-                        f"all {self._capacity} snapshots are still held after {deadline_s} s ({self._versions()}); "
-                        "a sink is too slow or stuck: raise snapshot_capacity or look at its error"
+                        f"all {self._capacity} snapshots are still held after {deadline_s} s "
+                        f"({self._versions()}); a sink is too slow or stuck: "
+                        "raise snapshot_capacity or look at its error"
                     )
                 try:
                     await asyncio.wait_for(turn.wait(), left)

@@ -98,7 +98,7 @@ class TrainerRuntimeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         _require(bool(self.model_path), "TrainerRuntimeSpec.model_path is empty")
         _require(
             self.packed_sequence_length >= 1,
-            f"TrainerRuntimeSpec.packed_sequence_length is {self.packed_sequence_length}; it must be at least 1",
+            f"TrainerRuntimeSpec.packed_sequence_length is {self.packed_sequence_length}; at least 1",
         )
         _require(
             self.snapshot_capacity >= 1,
@@ -111,10 +111,12 @@ class TrainingRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """One run on a warm trainer.
 
     Args:
-        run_id: names the run in generations and in its shared memory; letters, digits, ``_``, ``.`` and ``-``.
+        run_id: names the run in generations and in its shared memory; letters, digits, ``_``, ``.`` and
+            ``-``.
         generations_dir: where durable generations go; none are written when it is None.
-        resume_from: ``None`` starts at version 0 and requires a folder without generations; ``"latest"`` takes the
-            generation of the highest version, or version 0 when there is none; anything else names a generation.
+        resume_from: ``None`` starts at version 0 and requires a folder without generations; ``"latest"``
+            takes the generation of the highest version, or version 0 when there is none; anything else
+            names a generation.
     """
 
     run_id: str
@@ -136,7 +138,8 @@ class RlTrainJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """One policy-gradient optimizer step over one packed batch.
 
     The loss of an entry is ``-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`` with
-    ``ratio = exp(logprob - old_logprob)``; the batch's loss is the sum of ``weight * loss`` over the sum of weights.
+    ``ratio = exp(logprob - old_logprob)``; the batch's loss is the sum of ``weight * loss`` over the sum of
+    weights.
 
     Args:
         job_id: names the job in its events.

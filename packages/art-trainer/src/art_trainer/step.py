@@ -63,7 +63,7 @@ class CancellationPoints:
     def _after_layer(self, _layer: Any, _inputs: Any, output: tuple[Tensor, Any]) -> None:
         self.check()
         if output[0].requires_grad:
-            output[0].register_hook(self._in_backward)
+            output[0].register_hook(self._in_backward)  # type: ignore[no-untyped-call]  # torch's
 
     def _in_backward(self, _gradient: Tensor) -> None:
         self.check()

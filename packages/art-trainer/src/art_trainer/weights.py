@@ -6,6 +6,7 @@ Every parameter of the model is written exactly once and every tensor of the fol
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,8 +41,8 @@ def load_weights(
 ) -> int:
     """Copies the folder's tensors into the model's parameters, converting dtypes; returns how many elements.
 
-    ``weights`` says what each Megatron parameter is made of; with ``tied`` a stored ``lm_head.weight`` is ignored.
-    One fused parameter's tensors are in memory at a time besides the model.
+    ``weights`` says what each Megatron parameter is made of; with ``tied`` a stored ``lm_head.weight`` is
+    ignored. One fused parameter's tensors are in memory at a time besides the model.
 
     Raises:
         ModelLoadError: a tensor is missing, unexpected or of another shape, or a parameter has no source.
@@ -64,14 +65,12 @@ def load_weights(
         for name, layout in weights.items():
             parts = [stored.get(part) for part in layout.names]
             for part, rows, tensor in zip(layout.names, layout.rows, parts, strict=True):
-                if tensor.shape[0] != rows:
-                    raise ModelLoadError(f"{part} has {tensor.shape[0]} rows, config.json says {rows}")
+                expected = (rows, *parameters[name].shape[1:])
+                if tensor.shape != expected:
+                    raise ModelLoadError(
+                        f"{part} has shape {tuple(tensor.shape)}; config.json says {expected}"
+                    )
             fused = layout.merge(parts)
-            if fused.shape != parameters[name].shape:
-                raise ModelLoadError(
-                    f"{', '.join(layout.names)} has shape {tuple(fused.shape)} where {name} has "
-                    f"{tuple(parameters[name].shape)}"
-                )
             with torch.no_grad():
                 parameters[name].copy_(fused)
             loaded += fused.numel()
@@ -99,13 +98,13 @@ class _Tensors:
     """Open safetensors files as one mapping."""
 
     def __init__(self, files: list[Path]) -> None:
-        self._files = []
+        self._files: list[Any] = []
         for file in files:
             try:
                 self._files.append(safe_open(file, framework="pt"))
             except SafetensorError as error:
                 raise ModelLoadError(f"{file} is not a safetensors file: {error}") from error
-        self._owner = {name: opened for opened in self._files for name in opened.keys()}  # noqa: SIM118 (no mapping)
+        self._owner: dict[str, Any] = {name: opened for opened in self._files for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
         self.names = set(self._owner)
 
     def get(self, name: str) -> Tensor:

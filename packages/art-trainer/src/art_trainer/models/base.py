@@ -35,7 +35,10 @@ class ModelDescription:
 class ModelFamily(Protocol):
     """A handler: one file per family in this folder."""
 
-    architectures: tuple[str, ...]
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Names in a config's ``architectures`` that the handler covers."""
+        ...
 
     def describe(self, config: Mapping[str, Any]) -> ModelDescription:
         """Reads the content of ``config.json``.

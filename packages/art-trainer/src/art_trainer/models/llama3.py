@@ -12,14 +12,15 @@ from art_trainer.layout import FusedLayout
 from art_trainer.models.base import ModelDescription
 
 _REQUIRED = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size", "rms_norm_eps",
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "rms_norm_eps",
+    "vocab_size",
 )  # fmt: skip
 
 
 class Llama3:
     """The handler; stateless."""
 
-    architectures = ("LlamaForCausalLM",)
+    architectures: tuple[str, ...] = ("LlamaForCausalLM",)
     targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
     def describe(self, config: Mapping[str, Any]) -> ModelDescription:
@@ -98,7 +99,7 @@ def _inverse_frequencies(config: Mapping[str, Any], width: int) -> Tensor:
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    plain = 1.0 / (theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
+    plain: Tensor = 1.0 / (theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
     if kind == "default":
         return plain
     if kind != "llama3":
@@ -109,10 +110,11 @@ def _inverse_frequencies(config: Mapping[str, Any], width: int) -> Tensor:
 
 
 def _llama3_scaling(plain: Tensor, rope: Mapping[str, Any]) -> Tensor:
-    """Llama 3.1's rule: long wavelengths are divided by ``factor``, short ones kept, the rest interpolated."""
+    """Llama 3.1's rule: long wavelengths are divided by ``factor``, short ones kept, others between."""
     low, high, original = (
         rope[name] for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     )
     turns = original * plain / (2 * math.pi)  # rotations within the original context
     kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return plain * (kept + (1 - kept) / rope["factor"])
+    scaled: Tensor = plain * (kept + (1 - kept) / rope["factor"])
+    return scaled
