@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import secrets
+import signal
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ from art.distributed.processes import (
     exit_status,
     machine_id,
     open_process,
+    send_signal,
+    wait_ended,
     zombie_status,
 )
 from art.distributed.service import (
@@ -68,6 +71,7 @@ class ActorHandle:
         self._death: asyncio.Future[None] = self._loop.create_future()
         self._reported: asyncio.Future[str] = self._loop.create_future()
         self._ids = itertools.count(secrets.randbits(62))  # other actors call it, too
+        self._process: ProcessId | None = None
         self._pidfd: int | None = None
         self._actor: Any = None
         self._proc_mesh: Any = None
@@ -117,6 +121,7 @@ class ActorHandle:
             self._watch(ProcessId(greeting.pid, greeting.start_ticks))
 
     def _watch(self, process: ProcessId) -> None:
+        self._process = process
         self._pidfd = open_process(process)
         if self._pidfd is None:
             self._spawn(self._process_ended(process, None))
@@ -301,6 +306,9 @@ class ActorHandle:
             stopped = self._proc_mesh.stop().as_asyncio()
             stopped.add_done_callback(_retrieve)
             await asyncio.wait({stopped}, timeout=_GRACE_S)
+        if self._process is not None and self._process.alive():
+            send_signal(self._process, signal.SIGKILL)
+            await asyncio.to_thread(wait_ended, [self._process], _GRACE_S)
         self.release("stopped")
 
     async def discard(self) -> None:
