@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from art.distributed import processes
+from art.distributed import StartupError, processes
 from art.distributed.cleanup import processes_of, segments_of, sweep_dead_runs
 from art.distributed.processes import ProcessId, boot_id, exit_cause, identify, send_signal, wait_ended
 from art.distributed.registry import Registry, RunEntry
@@ -222,6 +222,30 @@ def test_a_custodian_is_not_stopped_by_a_terminals_signals(state: Path) -> None:
     controller.kill()
     controller.wait()
     wait_until_gone(run_id, temp_dir, 20)
+
+
+def test_a_state_folder_that_cannot_be_used_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ART_STATE_DIR", str(tmp_path / "file" / "state"))
+    with pytest.raises(StartupError, match=r"state folder .* cannot be used.*Set ART_STATE_DIR"):
+        Run.start()
+
+
+def test_an_entry_that_cannot_be_read_stops_nobody(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = Registry(state)
+    (state / "runs" / "broken.json").write_text("{")
+    assert sweep_dead_runs(registry) == []
+    assert "broken.json cannot be read" in capsys.readouterr().err
+    assert [path.name for path in (state / "runs").iterdir()] == ["broken.unreadable"]
+
+
+def test_a_temporary_folder_too_long_for_sockets_is_said(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 80)))
+    with pytest.raises(StartupError, match=r"need.* at most 66\. Set TMPDIR to a shorter one"):
+        Run.start()
+    assert Registry(state).runs() == []
 
 
 @pytest.mark.parametrize(

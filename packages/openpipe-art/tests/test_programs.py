@@ -1,5 +1,6 @@
 """Program references: what is wrong with one is said in one message, with exit code 2 and no traceback."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,24 @@ def test_only_what_works_is_listed(tmp_path: Path) -> None:
     for later in ("ssh", "skypilot", "worker"):
         assert later not in result.stdout
         assert art_monarch(later, cwd=tmp_path).returncode == 2
+
+
+def test_without_monarch_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GOOD)
+    code = (
+        "import sys; sys.modules['monarch'] = sys.modules['monarch.actor'] = None\n"
+        f"from art.distributed.monarch_cli import run\n"
+        f"sys.exit(run(['local', '--program', {str(tmp_path / 'train.py')!r} + ':main']))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ART_STATE_DIR": str(tmp_path / "state")},
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "pip install 'openpipe-art[distributed]'" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list((tmp_path / "state" / "runs").iterdir()) == []

@@ -32,7 +32,7 @@ def prepare(transport: str, temp_dir: Path) -> None:
     What Monarch puts into a temporary folder, it puts into ``temp_dir``, where the run's end removes it.
 
     Raises:
-        StartupError: this process already uses Monarch with another transport.
+        StartupError: Monarch is not installed, or this process uses it already with another transport.
     """
     global _transport
     with _lock:
@@ -44,8 +44,14 @@ def prepare(transport: str, temp_dir: Path) -> None:
             return
         for name, value in WORKER_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        import monarch.actor
-        from monarch.config import configure
+        try:
+            import monarch.actor
+            from monarch.config import configure
+        except ModuleNotFoundError as error:
+            raise StartupError(
+                f"the runtime needs Monarch ({error}); install it with "
+                "`pip install 'openpipe-art[distributed]'`"
+            ) from error
 
         configure(
             get_proc_state_max_idle="30s", get_actor_state_max_idle="30s", mesh_attach_config_timeout="20s"

@@ -7,6 +7,7 @@ told of it. Then the report moves to ``reports/told/``.
 
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -174,4 +175,9 @@ def _read[T](path: Path, kind: type[T]) -> T | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        aside = path.with_suffix(".unreadable")
+        path.rename(aside)
+        sys.stderr.write(f"art: {path} cannot be read ({error}) and was moved to {aside.name}\n")
         return None

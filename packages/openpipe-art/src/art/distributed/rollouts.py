@@ -16,7 +16,7 @@ import msgspec
 
 from art.distributed import user_values
 from art.distributed.callables import AsyncFunction, InstalledAsyncCallable
-from art.distributed.errors import RuntimeFailure
+from art.distributed.errors import CallableError, RuntimeFailure
 from art.distributed.handle import ActorHandle
 from art.distributed.rollout_worker import (
     RolloutRequest,
@@ -162,8 +162,15 @@ class RolloutExecutor:
         if not self.function.refers_to(function):
             shown = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"
             raise RuntimeFailure(f"this executor was made for {self.function}, not for {shown}")
+        try:
+            model_json = model.model_dump_json().encode()
+        except ValueError as error:
+            raise CallableError(
+                f"the model {model.name!r} cannot be sent to another process: {error}. Its config "
+                "must be plain data"
+            ) from error
         return RolloutRequest(
-            model=model.model_dump_json().encode(),
+            model=model_json,
             scenario=user_values.pack(scenario, "the scenario"),
             config=user_values.pack(config, "the configuration"),
             group_id=group_id,

@@ -64,9 +64,16 @@ class Run:
         """Tells of runs that ended without closing, then starts this run and its custodian.
 
         Raises:
-            StartupError: the custodian did not come up.
+            StartupError: the state folder cannot be written, or the custodian did not come up.
         """
-        registry = Registry(state_dir())
+        folder = state_dir()
+        try:
+            registry = Registry(folder)
+        except OSError as error:
+            raise StartupError(
+                f"the state folder {folder} cannot be used: {error}. Set ART_STATE_DIR to one that can "
+                "be written"
+            ) from error
         for report in sweep_dead_runs(registry):
             announce(report)
         run_id = secrets.token_hex(6)
