@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -72,7 +71,9 @@ def test_a_process_of_another_run_is_not_ours(checker: LeftoverChecker) -> None:
 
 
 def test_a_segment_is_found(checker: LeftoverChecker) -> None:
-    segment = Path("/dev/shm") / f"art-planted-{uuid.uuid4().hex}"
+    dead = subprocess.Popen([sys.executable, "-c", "pass"])
+    dead.wait(10)
+    segment = Path("/dev/shm") / f"art-planted-{dead.pid}-1.1-1"
     segment.write_bytes(b"x")
     try:
         assert checker.find() == [f"shared-memory segment {segment.name}"]
@@ -81,10 +82,22 @@ def test_a_segment_is_found(checker: LeftoverChecker) -> None:
     assert checker.find() == []
 
 
-def test_a_port_is_found(checker: LeftoverChecker) -> None:
-    process, port = start(LISTENER, None)
+def test_a_port_and_a_segment_of_a_living_process_of_others_are_not_ours(checker: LeftoverChecker) -> None:
+    process, _ = start(LISTENER, None)
+    segment = Path("/dev/shm") / f"art-planted-{process.pid}-1.1-1"
+    segment.write_bytes(b"x")
     try:
-        assert checker.find() == [f"listening port 127.0.0.1:{port}"]
+        assert checker.find() == []
+    finally:
+        segment.unlink()
+        process.kill()
+        process.wait(10)
+
+
+def test_a_port_is_found(checker: LeftoverChecker) -> None:
+    process, port = start(LISTENER, checker.environment())
+    try:
+        assert f"listening port 127.0.0.1:{port}" in checker.find()
     finally:
         process.kill()
         process.wait(10)

@@ -2,7 +2,8 @@
 
 A run is marked by an environment variable that every descendant inherits, so a process is recognised even
 after its parent died and it was adopted by init. The run gets a temporary folder of its own; whatever stands
-there afterwards is a leftover. Segments and listening ports are compared with those that were there before.
+there afterwards is a leftover. Segments and listening ports are compared with those that were there before;
+one that belongs to a living process of somebody else is not ours.
 """
 
 import os
@@ -29,10 +30,27 @@ def marked_processes(mark: str) -> list[psutil.Process]:
     return found
 
 
-def listening_ports() -> set[tuple[str, int]]:
-    """Every TCP address that something on this machine listens on."""
+def listening_ports() -> dict[tuple[str, int], int | None]:
+    """Every TCP address that something on this machine listens on, with the process where it is known."""
     connections = psutil.net_connections(kind="tcp")
-    return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+    return {(c.laddr.ip, c.laddr.port): c.pid for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+def _is_foreign(pid: int | None, mark: str) -> bool:
+    """Whether a process lives that does not carry ``mark``."""
+    if pid is None:
+        return False
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) != mark
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _segment_owner(name: str) -> int | None:
+    """The process that a segment's name says it belongs to (``art-RUN-PID-...``)."""
+    parts = name.split("-")
+    return int(parts[2]) if len(parts) > 3 and parts[0] == "art" and parts[2].isdigit() else None
 
 
 def segments() -> set[str]:
@@ -51,7 +69,7 @@ class LeftoverChecker:
     temporary: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     segments_before: set[str] = field(default_factory=segments)
-    ports_before: set[tuple[str, int]] = field(default_factory=listening_ports)
+    ports_before: set[tuple[str, int]] = field(default_factory=lambda: set(listening_ports()))
 
     def environment(self, base: dict[str, str] | None = None) -> dict[str, str]:
         """The environment in which the run must be started."""
@@ -65,8 +83,16 @@ class LeftoverChecker:
                 lines.append(f"process {process.pid}: {' '.join(process.cmdline())[:200]}")
             except psutil.NoSuchProcess:
                 continue
-        lines += [f"shared-memory segment {name}" for name in sorted(segments() - self.segments_before)]
-        lines += [f"listening port {ip}:{port}" for ip, port in sorted(listening_ports() - self.ports_before)]
+        lines += [
+            f"shared-memory segment {name}"
+            for name in sorted(segments() - self.segments_before)
+            if not _is_foreign(_segment_owner(name), self.mark)
+        ]
+        lines += [
+            f"listening port {ip}:{port}"
+            for (ip, port), pid in sorted(listening_ports().items())
+            if (ip, port) not in self.ports_before and not _is_foreign(pid, self.mark)
+        ]
         lines += [f"temporary file {path}" for path in sorted(self.temporary.rglob("*")) if path.exists()]
         return lines
 
