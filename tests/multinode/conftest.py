@@ -49,7 +49,7 @@ class Launched:
 
 @pytest.fixture
 def checker(tmp_path: Path) -> Iterator[LeftoverChecker]:
-    temporary = tmp_path / "tmp"
+    temporary = tmp_path / "t"  # sockets are put there, whose paths must be short
     temporary.mkdir()
     checker = LeftoverChecker(temporary)
     yield checker

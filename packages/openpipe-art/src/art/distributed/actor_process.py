@@ -1,11 +1,12 @@
 """The start of an actor's process: ties it to its host's worker process, then becomes a Monarch process.
 
-Run as ``python -m art.distributed.actor_process NAME``; the name is for ``ps``. What always holds: when the
-worker process ends, in whatever way, the kernel ends this one.
+Run as ``python -m art.distributed.actor_process NAME -m MODULE``; the name is for ``ps``, the module is
+Monarch's. What always holds: when the worker process ends, in whatever way, the kernel ends this one.
 """
 
 import os
 import runpy
+import sys
 
 from art.distributed.processes import PARENT_VARIABLE, end_with_parent
 
@@ -20,7 +21,7 @@ def main() -> None:
     cpus = os.environ.get(CPUS_VARIABLE)
     if cpus:
         os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
-    runpy.run_module("monarch._src.actor.bootstrap_main", run_name="__main__", alter_sys=True)
+    runpy.run_module(sys.argv[-1], run_name="__main__", alter_sys=True)
 
 
 def _restore_temporary_folder() -> None:

@@ -85,16 +85,15 @@ def _temporary_folder(path: Path) -> Iterator[None]:
 
 
 def _install_hook(module: Any) -> None:
-    from monarch._src.actor.supervision import unhandled_fault_hook as default
-
     previous = module.unhandled_fault_hook
+    set_by_user = not str(getattr(previous, "__module__", "")).startswith("monarch.")
 
     def on_fault(failure: Any) -> None:
         name = str(failure.mesh_name)
         listener = _listeners.get(name.rpartition("-")[0])
         if listener is not None:
             listener(failure.report())
-        elif previous is not default and not name.startswith("logger-"):
+        elif set_by_user and not name.startswith("logger-"):
             previous(failure)
 
     module.unhandled_fault_hook = on_fault

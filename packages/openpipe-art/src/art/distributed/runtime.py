@@ -8,7 +8,6 @@ Invariant: after :meth:`ArtRuntime.close` no actor process of this runtime runs,
 import asyncio
 import itertools
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -182,16 +181,15 @@ class ArtRuntime:
         env: Mapping[str, str | None],
         cpus: Sequence[int],
     ) -> None:
-        from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
+        from monarch.actor import default_bootstrap_cmd
 
         from art.distributed.actor import ServiceActor
 
         variables = dict(env)
         if cpus:
             variables[CPUS_VARIABLE] = ",".join(str(cpu) for cpu in cpus)
-        command = BootstrapCommand(
-            sys.executable, None, ["-m", "art.distributed.actor_process", handle.name], variables
-        )
+        command = default_bootstrap_cmd().with_env(variables)
+        command.args = ["-m", "art.distributed.actor_process", handle.name, *command.args]
         proc_mesh = self.hosts.hosts[host].mesh.spawn_procs(
             per_host={"procs": 1}, name=monarch_name, bootstrap_command=command
         )
