@@ -86,6 +86,19 @@ def from_versions(versions):
     return found
 
 
+async def test_base_model_and_policy_in_one_batch_are_each_themselves(service, openai_client, record_of, reference):
+    async def ask(model, index):
+        answer = await openai_client.completions.create(
+            model=model, prompt=[*PROMPT, 100 + index], max_tokens=60, extra_body={"ignore_eos": True}
+        )
+        return record_of(answer.choices[0])
+
+    records = await asyncio.gather(*(ask(model, index) for index in range(3) for model in ("tiny", "policy")))
+    assert [record.completion_spans[0].version for record in records] == [0, 1] * 3
+    for record in records:
+        np.testing.assert_allclose(record.logprobs, reference.logprobs(record), atol=2e-4)
+
+
 async def test_spans_of_a_generation_with_two_swaps_are_what_the_workers_ran(
     service, snapshots, openai_client, record_of, reference
 ):

@@ -14,7 +14,7 @@ from art_vllm_runtime.engine_swap import adapter_request
 _STAGE_POLL_S = 0.005
 
 
-class ActivationFailed(Exception):
+class ActivationFailedError(Exception):
     """Nothing was activated; when ``in_doubt``, it is not known what the workers hold."""
 
     def __init__(self, message: str, *, in_doubt: bool = False) -> None:
@@ -56,17 +56,17 @@ class Adapters:
         """Activates the snapshot that ``manifest`` (MessagePack of a SnapshotManifest) describes.
 
         Raises:
-            ActivationFailed: the snapshot was refused, a worker failed, or the deadline passed.
+            ActivationFailedError: the snapshot was refused, a worker failed, or the deadline passed.
         """
         until = time.monotonic() + deadline_s
         try:
             async with asyncio.timeout(deadline_s):
                 await self._lock.acquire()
         except TimeoutError:
-            raise ActivationFailed(f"another activation took longer than {deadline_s} s") from None
+            raise ActivationFailedError(f"another activation took longer than {deadline_s} s") from None
         try:
             if self.doubt is not None:
-                raise ActivationFailed(self.doubt, in_doubt=True)
+                raise ActivationFailedError(self.doubt, in_doubt=True)
             return await self._activate(manifest, until)
         finally:
             self._lock.release()
@@ -75,51 +75,44 @@ class Adapters:
         try:
             described = decode(manifest, SnapshotManifest)
         except msgspec.ValidationError as error:
-            raise ActivationFailed(f"this is no snapshot manifest: {error}") from error
-        read_ms = await self._stage(manifest, until)
+            raise ActivationFailedError(f"this is no snapshot manifest: {error}") from error
+        await self._call("art_stage", until, manifest)
         self._count += 1
         outcome = await self._swap(described.version, until)
         if not outcome["ok"]:
             await self._fail(outcome)
         if set(outcome["digests"]) != {described.digest}:
             self.doubt = f"workers loaded digests {sorted(set(outcome['digests']))} for {described.digest}"
-            raise ActivationFailed(self.doubt, in_doubt=True)
+            raise ActivationFailedError(self.doubt, in_doubt=True)
         self.active = Activated(
             version=described.version,
             digest=described.digest,
             generation=described.generation,
             wait_ms=outcome["wait_ms"],
             pause_ms=outcome["pause_ms"],
-            read_ms=read_ms,
+            read_ms=outcome["read_ms"],
         )
         self._generations[described.version] = described.generation
         self._requests[self._name] = adapter_request(self._name, self._count)
         return self.active
 
-    async def _stage(self, manifest: bytes, until: float) -> float:
-        await self._call("art_stage", until, manifest)
-        while True:
-            workers = await self._call("art_staged", until)
-            errors = [worker["error"] for worker in workers if worker["error"]]
-            if errors:
-                raise ActivationFailed("; ".join(errors))
-            if all(worker["done"] for worker in workers):
-                return max(worker["read_ms"] for worker in workers)
-            await asyncio.sleep(_STAGE_POLL_S)
-
     async def _swap(self, version: int, until: float) -> dict[str, Any]:
-        try:
-            return await self._call("art_activate", until, self._name, self._count, version)
-        except ActivationFailed as error:
-            self.doubt = f"it is not known whether version {version} is active: {error}"
-            raise ActivationFailed(self.doubt, in_doubt=True) from error
+        while True:
+            try:
+                outcome = await self._call("art_activate", until, self._name, self._count, version)
+            except ActivationFailedError as error:
+                self.doubt = f"it is not known whether version {version} is active: {error}"
+                raise ActivationFailedError(self.doubt, in_doubt=True) from error
+            if outcome["staged"]:
+                return outcome
+            await asyncio.sleep(_STAGE_POLL_S)
 
     async def _fail(self, outcome: dict[str, Any]) -> None:
         text = "; ".join(outcome["errors"])
         if outcome["in_doubt"]:
             self.doubt = f"an activation failed and could not be taken back: {text}"
-            raise ActivationFailed(self.doubt, in_doubt=True)
-        raise ActivationFailed(text)
+            raise ActivationFailedError(self.doubt, in_doubt=True)
+        raise ActivationFailedError(text)
 
     async def _call(self, method: str, until: float, *args: Any) -> Any:
         left = until - time.monotonic()
@@ -127,4 +120,4 @@ class Adapters:
             async with asyncio.timeout(max(left, 0.0)):
                 return await self._engine.engine_core.call_utility_async(method, *args)
         except TimeoutError:
-            raise ActivationFailed(f"the engine did not answer {method} before the deadline") from None
+            raise ActivationFailedError(f"the engine did not answer {method} before the deadline") from None

@@ -19,7 +19,7 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from art_vllm_runtime.activation import ActivationFailed, Adapters
+from art_vllm_runtime.activation import ActivationFailedError, Adapters
 from art_vllm_runtime.serving import ArtChat, ArtCompletion, RecordingLLM
 from art_vllm_runtime.stats_page import StatsPage
 
@@ -147,7 +147,7 @@ def _add_administration(app: FastAPI, member: Member) -> None:
         deadline_s = float(request.query_params["deadline_s"])
         try:
             done = await member.adapters.activate(await request.body(), deadline_s)
-        except ActivationFailed as error:
+        except ActivationFailedError as error:
             return _error(409, "ActivationFailed", str(error), in_doubt=error.in_doubt)
         return JSONResponse(
             {

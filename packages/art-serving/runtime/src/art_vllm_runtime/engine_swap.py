@@ -29,19 +29,25 @@ def _art_stage(self: Any, manifest: bytes) -> None:
     self.collective_rpc("art_stage", args=(manifest,))
 
 
-def _art_staged(self: Any) -> list[dict[str, Any]]:
-    """What each worker has to say about the snapshot it stages."""
-    return list(self.collective_rpc("art_staged"))
-
-
 def _art_activate(self: Any, name: str, activation: int, version: int) -> Any:
     """Activates what every worker has staged, between two steps.
 
+    A call waits for the end of the running step, so it asks the workers and swaps at once. It changes nothing while a
+    worker still reads.
+
     Returns:
-        A dict, or a future of one: ``ok``, ``in_doubt`` (some worker may hold another version than the label says),
-        ``errors``, ``digests`` (one per worker), ``wait_ms`` until the engine stood still, ``pause_ms`` it stood still.
+        A dict, or a future of one: ``staged`` (False: call again), ``ok``, ``in_doubt`` (some worker may hold another
+        version than the label says), ``errors``, ``digests`` (one per worker), ``read_ms``, ``wait_ms`` until the
+        engine stood still, ``pause_ms`` it stood still.
     """
     asked = time.monotonic()
+    staged = self.collective_rpc("art_staged")
+    errors = [worker["error"] for worker in staged if worker["error"]]
+    if errors:
+        return {"staged": True, "ok": False, "in_doubt": False, "errors": errors}
+    if not all(worker["done"] for worker in staged):
+        return {"staged": False}
+    read_ms = max(worker["read_ms"] for worker in staged)
 
     def swap() -> dict[str, Any]:
         paused = time.monotonic()
@@ -49,11 +55,17 @@ def _art_activate(self: Any, name: str, activation: int, version: int) -> Any:
             outcome = _swap(self, name, activation, version)
         finally:
             self.resume_scheduler()
-            # When the pause completed by callback, the busy loop is about to block on this queue though there is work.
+            # When the pause completed by callback, the busy loop is about to block on this queue though there is
+            # work.
             if hasattr(self, "input_queue"):
                 self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
         now = time.monotonic()
-        return outcome | {"wait_ms": (paused - asked) * 1e3, "pause_ms": (now - paused) * 1e3}
+        return outcome | {
+            "staged": True,
+            "read_ms": read_ms,
+            "wait_ms": (paused - asked) * 1e3,
+            "pause_ms": (now - paused) * 1e3,
+        }
 
     pause = self.pause_scheduler("keep", False)
     return swap() if pause is None else _then(pause, swap)
@@ -87,5 +99,4 @@ def _then(pause: "Future[None]", swap: Callable[[], dict[str, Any]]) -> "Future[
 def install() -> None:
     """Makes the methods callable as utilities of the engine core."""
     core.EngineCore.art_stage = _art_stage
-    core.EngineCore.art_staged = _art_staged
     core.EngineCore.art_activate = _art_activate

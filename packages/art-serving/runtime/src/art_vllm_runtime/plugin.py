@@ -4,12 +4,18 @@ import multiprocessing
 
 
 def register() -> None:
-    """Ties spawned processes of vLLM to their parent and adds what the engine core needs. Idempotent."""
+    """Ties spawned processes of vLLM to their parent and adds what the engine core and the workers need. Idempotent."""
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
         from art_vllm_runtime.parent_death import die_with_parent
 
         die_with_parent(parent.pid)
+    from vllm.platforms import current_platform
+
     from art_vllm_runtime import engine_swap
 
     engine_swap.install()
+    if current_platform.is_cpu():
+        from art_vllm_runtime import cpu_lora
+
+        cpu_lora.install()

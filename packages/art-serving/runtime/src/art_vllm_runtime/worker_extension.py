@@ -19,7 +19,7 @@ from vllm.lora.peft_helper import PEFTHelper
 from art_vllm_runtime.engine_swap import ADAPTER_ID
 
 
-class SnapshotRejected(Exception):
+class SnapshotRejectedError(Exception):
     """The snapshot cannot be served by this model; nothing was changed."""
 
 
@@ -161,6 +161,9 @@ def _check(manager: Any, model: LoRAModel, max_rank: int) -> None:
         if layer is None:
             problems.append(f"{name} is no layer of this model that takes an adapter")
             continue
+        if not hasattr(layer.base_layer, "output_size"):
+            problems.append(f"{name} is not a linear layer; adapters of embeddings and heads are not served")
+            continue
         rank, inputs = lora.lora_a.shape
         outputs, other_rank = lora.lora_b.shape
         expected = _sizes(layer, part)
@@ -171,7 +174,7 @@ def _check(manager: Any, model: LoRAModel, max_rank: int) -> None:
             )
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise SnapshotRejected("; ".join(problems[:5]) + more)
+        raise SnapshotRejectedError("; ".join(problems[:5]) + more)
 
 
 def _layer(manager: Any, name: str) -> tuple[Any, int | None]:
@@ -186,10 +189,8 @@ def _layer(manager: Any, name: str) -> tuple[Any, int | None]:
 
 
 def _sizes(layer: Any, part: int | None) -> tuple[int, int] | None:
-    """Features in and out of a linear layer over all ranks; None where the layer does not say."""
+    """Features in and out of a linear layer over all ranks; None where they do not follow from the layer."""
     base = layer.base_layer
-    if not hasattr(base, "input_size") or not hasattr(base, "output_size"):
-        return None
     if part is None:
         return int(base.input_size), int(base.output_size)
     if (
