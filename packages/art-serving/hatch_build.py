@@ -1,7 +1,8 @@
-"""Puts the locked vLLM runtime into wheel and source distribution: its project, and the art-dataplane that it installs.
+"""Puts the locked vLLM runtime into wheel and source distribution: its project, and the art-dataplane that it
+installs.
 
-In the wheel it lies under ``art_serving/_bundle`` in the relative places of the source checkout, since the runtime's
-lock refers to art-dataplane by path. An editable installation uses the checkout itself.
+In the wheel it lies under ``art_serving/_bundle`` in the relative places of the source checkout, since the
+runtime's lock refers to art-dataplane by path. An editable installation uses the checkout itself.
 """
 
 from pathlib import Path

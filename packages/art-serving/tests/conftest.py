@@ -1,4 +1,6 @@
-"""A tiny random Llama and adapters for it, written without torch; and one model service for the whole session."""
+"""A tiny random Llama and adapters for it, written without torch; and one model service for the whole
+session.
+"""
 
 import base64
 import json
@@ -12,14 +14,14 @@ import numpy as np
 import openai
 import pytest
 import pytest_asyncio
+from safetensors.numpy import save_file
+
 from art_dataplane.arrays import decode
 from art_dataplane.records import TokenRecord
 from art_dataplane.shm import ShmSegmentStore
 from art_dataplane.snapshot import NamedTensor, SnapshotManifest, write_manifest
-from art_topology import CpuPlacement, ModelServiceMemberSpec, ModelServiceSpec
-from safetensors.numpy import save_file
-
 from art_serving import EngineOptions, Environment, LocalLauncher, ModelService, vllm_environment
+from art_topology import CpuPlacement, ModelServiceMemberSpec, ModelServiceSpec
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCABULARY = 128, 2, 4, 2, 32, 192, 128
 RANK, ALPHA = 8, 16
@@ -28,7 +30,9 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor 
 
 
 class TinyModel:
-    """A Llama of 2 layers whose logits differ enough to be told apart, and a tokenizer of words ``w0`` ... ``w127``."""
+    """A Llama of 2 layers whose logits differ enough to be told apart, and a tokenizer of words ``w0`` ...
+    ``w127``.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -140,7 +144,9 @@ def adapter_tensors(model: TinyModel, seed: int) -> dict[str, np.ndarray]:
     tensors = {}
     for name, (outputs, inputs) in model.projections().items():
         prefix = f"base_model.model.{name}"
-        tensors[f"{prefix}.lora_A.weight"] = (random.standard_normal((RANK, inputs)) / math.sqrt(inputs)).astype("f4")
+        tensors[f"{prefix}.lora_A.weight"] = (
+            random.standard_normal((RANK, inputs)) / math.sqrt(inputs)
+        ).astype("f4")
         tensors[f"{prefix}.lora_B.weight"] = (random.standard_normal((outputs, RANK)) * 0.25).astype("f4")
     return tensors
 
@@ -232,8 +238,8 @@ async def openai_client(service: ModelService) -> AsyncIterator[openai.AsyncOpen
 class Reference:
     """Log-probs by transformers in float64, with an adapter merged into the weights for each version.
 
-    Keys and values of prompt and completion are computed under the versions that the record says, token by token where
-    they change, so a label that is one token off shows.
+    Keys and values of prompt and completion are computed under the versions that the record says, token by
+    token where they change, so a label that is one token off shows.
     """
 
     def __init__(self, environment: Environment, model: TinyModel, folder: Path) -> None:
@@ -268,7 +274,8 @@ class Reference:
             "prompt_length": offset,
             "temperature": record.temperature,
         }
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(task) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()

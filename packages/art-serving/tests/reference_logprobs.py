@@ -1,4 +1,6 @@
-"""Run in the vLLM environment: log-probs by transformers in float64. One JSON task per line in, one JSON list out."""
+"""Run in the vLLM environment: log-probs by transformers in float64. One JSON task per line in, one JSON list
+out.
+"""
 
 import json
 import sys
@@ -31,8 +33,9 @@ def logprobs(task: dict) -> list[float]:
     cache = DynamicCache()
     tokens = torch.tensor([task["tokens"]])
     length = task["prompt_length"]
-    # A chunk is fed to the model of one version. The last prompt token predicts the first completion token, so it is
-    # fed under the version that sampled that one; token i of the completion is fed when i + 1 is sampled.
+    # A chunk is fed to the model of one version. The last prompt token predicts the first completion token,
+    # so it is fed under the version that sampled that one; token i of the completion is fed when i + 1 is
+    # sampled.
     chunks = [(start, end, version) for start, end, version in task["prompt_spans"]]
     for start, end, version in task["completion_spans"]:
         first, last = max(length + start - 1, length), length + end - 1

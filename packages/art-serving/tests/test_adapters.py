@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
+
 from art_dataplane.locations import InlineLocation
 from art_dataplane.snapshot import SnapshotManifest
-
 from art_serving import ActivationError, MemberActivation, MemberError
 from art_serving.adapters import CommittedAdapter, ServingMember
 
@@ -24,9 +24,13 @@ class Lease:
 
 
 class Member:
-    """Client and launcher in one; ``answer`` is an error to raise, or a digest to report instead of the right one."""
+    """Client and launcher in one; ``answer`` is an error to raise, or a digest to report instead of the right
+    one.
+    """
 
-    def __init__(self, answer: Exception | str | None = None, *, reachable: bool = True, delay_s: float = 0.0) -> None:
+    def __init__(
+        self, answer: Exception | str | None = None, *, reachable: bool = True, delay_s: float = 0.0
+    ) -> None:
         self.answer = answer
         self.reachable = reachable
         self.delay_s = delay_s

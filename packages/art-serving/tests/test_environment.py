@@ -1,4 +1,6 @@
-"""The builder, with bundles that need no registry: a project and a dependency that is built by its own backend."""
+"""The builder, with bundles that need no registry: a project and a dependency that is built by its own
+backend.
+"""
 
 import asyncio
 import os
@@ -13,8 +15,15 @@ import psutil
 import pytest
 from packaging.requirements import Requirement
 
-from art_serving import EnvironmentBuildError, EnvironmentBundle, build_environment, find_environment, vllm_bundle
-from art_serving.environment import bundle_digest, runtime_from_variable, vllm_environment
+from art_serving import (
+    EnvironmentBuildError,
+    EnvironmentBundle,
+    build_environment,
+    find_environment,
+    vllm_bundle,
+)
+from art_serving.environment import bundle_digest
+from art_serving.vllm_runtime import runtime_from_variable, vllm_environment
 
 PROJECT = """
 [project]
@@ -54,8 +63,8 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
         wheel.writestr("part.py", (here / "part.py").read_text())
         wheel.writestr("part-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: part\\nVersion: 1\\n")
-        wheel.writestr("part-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
-        wheel.writestr("part-1.dist-info/RECORD", "")
+        wheel.writestr("part-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag:
+        py3-none-any\\n") wheel.writestr("part-1.dist-info/RECORD", "")
     return name
 """
 
@@ -109,7 +118,7 @@ async def test_an_environment_is_built_once_and_told_line_by_line(tmp_path):
     lines = []
     environment = await build_environment(bundle, cache, deadline_s=60, progress=lines.append)
     assert answer_of(environment) == "1"
-    assert [line.phase for line in lines][0] == "prepare"
+    assert lines[0].phase == "prepare"
     assert any("part" in line.text for line in lines if line.phase == "install")
     assert lines[-1].phase == "done"
     assert all(line.elapsed_s >= 0 for line in lines)
@@ -164,7 +173,7 @@ async def test_a_failed_build_says_what_uv_said(tmp_path):
         await build_environment(bundle, cache, deadline_s=60)
     assert find_environment(bundle, cache) is None
     (tmp_path / "bundle" / "tool" / "uv.lock").unlink()
-    with pytest.raises(EnvironmentBuildError, match="has no uv.lock"):
+    with pytest.raises(EnvironmentBuildError, match=r"has no uv\.lock"):
         await build_environment(bundle, cache, deadline_s=60)
 
 
@@ -210,7 +219,7 @@ asyncio.run(build_environment(bundle, Path(sys.argv[2]), deadline_s=60, progress
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
 async def test_a_builder_that_is_killed_takes_uv_along_and_the_next_builds_anew(tmp_path, signum):
     bundle, cache = make_bundle(tmp_path / "bundle", seconds=4.0), tmp_path / "cache"
-    builder = subprocess.Popen(
+    builder = subprocess.Popen(  # noqa: ASYNC220 - it is what the test kills
         [sys.executable, "-c", BUILDER, str(bundle.root), str(cache)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -220,7 +229,7 @@ async def test_a_builder_that_is_killed_takes_uv_along_and_the_next_builds_anew(
     while not (await asyncio.to_thread(builder.stdout.readline)).startswith("install"):
         assert builder.poll() is None
     async with asyncio.timeout(10):
-        while len(family := psutil.Process(builder.pid).children(recursive=True)) < 3:
+        while len(family := psutil.Process(builder.pid).children(recursive=True)) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     os.kill(builder.pid, signum)
     builder.wait(10)
@@ -229,7 +238,9 @@ async def test_a_builder_that_is_killed_takes_uv_along_and_the_next_builds_anew(
     assert find_environment(bundle, cache) is None
     # The next builder waits until nothing of the killed one can write there any more.
     environment = await build_environment(bundle, cache, deadline_s=60)
-    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    ]
     assert answer_of(environment) == "1"
 
 

@@ -36,14 +36,16 @@ PROMPT = [10, 20, 30, 40, 50, 60, 70]
 
 async def until(read, holds, deadline_s=30.0):
     async with asyncio.timeout(deadline_s):
-        while not holds(value := await read()):
+        while not holds(value := await read()):  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.02)
     return value
 
 
 def long_request(client, model="tiny", tokens=1500):
     return asyncio.ensure_future(
-        client.completions.create(model=model, prompt=PROMPT, max_tokens=tokens, extra_body={"ignore_eos": True})
+        client.completions.create(
+            model=model, prompt=PROMPT, max_tokens=tokens, extra_body={"ignore_eos": True}
+        )
     )
 
 
@@ -72,9 +74,9 @@ async def test_a_stopped_engine_is_a_stalled_service_and_recovers(service, opena
         assert stalled.health is Health.STALLED
         assert "1 requests run, but no engine step ended for" in stalled.detail
         assert time.monotonic() - began < 4
-        async with aiohttp.ClientSession() as session:
-            async with session.get(service.base_url.removesuffix("/v1") + "/health") as answer:
-                assert (answer.status, (await answer.json())["health"]) == (503, "stalled")
+        url = service.base_url.removesuffix("/v1") + "/health"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            assert (answer.status, (await answer.json())["health"]) == (503, "stalled")
         assert (await service.until_unhealthy()).health is Health.STALLED
     finally:
         os.kill(engine, signal.SIGCONT)
@@ -118,7 +120,9 @@ async def test_a_killed_engine_is_named_and_a_restart_serves_the_committed_versi
             request = long_request(client)
             await until(service.state, lambda state: state.members[0].stats.running == 1)
             os.kill(engine, signal.SIGKILL)
-            with pytest.raises(openai.APIStatusError, match=rf"engine core \(pid {engine}\) was killed by SIGKILL"):
+            with pytest.raises(
+                openai.APIStatusError, match=rf"engine core \(pid {engine}\) was killed by SIGKILL"
+            ):
                 await request
         failed = await until(service.state, lambda state: state.health is Health.FAILED, 10)
         assert f"engine core (pid {engine}) was killed by SIGKILL" in failed.detail
@@ -152,7 +156,9 @@ async def test_a_killed_engine_is_named_and_a_restart_serves_the_committed_versi
 
 
 async def processes_below(*pids):
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    return [
+        pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 PARENT = """
@@ -182,7 +188,7 @@ def temporary(monkeypatch):
 
 async def test_nothing_outlives_a_killed_parent(environment, make_spec, tmp_path, temporary):
     segments = set(os.listdir("/dev/shm"))
-    parent = subprocess.Popen(
+    parent = subprocess.Popen(  # noqa: ASYNC220 - it is what the test kills
         [
             *(sys.executable, "-c", PARENT, msgspec.json.encode(make_spec("orphan")).decode()),
             *(str(environment.path), str(environment.python), str(tmp_path / "logs")),
@@ -210,7 +216,9 @@ async def test_nothing_outlives_a_killed_parent(environment, make_spec, tmp_path
             await session.get(url)
 
 
-async def test_a_member_that_cannot_start_says_why_and_leaves_nothing(environment, make_spec, tmp_path, temporary):
+async def test_a_member_that_cannot_start_says_why_and_leaves_nothing(
+    environment, make_spec, tmp_path, temporary
+):
     launcher = LocalLauncher(environment)
     with pytest.raises(PreflightError, match=r"no config.json"):
         await ModelService.start(make_spec(model_path=str(tmp_path)), launcher, log_folder=tmp_path)
@@ -226,7 +234,9 @@ async def test_a_deadline_and_a_cancellation_end_a_start(environment, make_spec,
     me = psutil.Process()
     children = {child.pid for child in me.children(recursive=True)}
     with pytest.raises(MemberError, match=r"was not ready within 1 s"):
-        await ModelService.start(make_spec("late"), LocalLauncher(environment), deadline_s=1.0, log_folder=tmp_path)
+        await ModelService.start(
+            make_spec("late"), LocalLauncher(environment), deadline_s=1.0, log_folder=tmp_path
+        )
     assert {child.pid for child in me.children(recursive=True)} <= children
     starting = asyncio.ensure_future(
         ModelService.start(make_spec("cancelled"), LocalLauncher(environment), log_folder=tmp_path)

@@ -88,8 +88,12 @@ def test_the_environment_is_clean_of_this_process(tmp_path):
     assert environment["OMP_NUM_THREADS"] == "1"
     assert environment["ART_ADMIN_TOKEN"] == "admin-secret"
     assert environment["ART_API_KEY"] == "key-secret"
-    assert not {"PYTHONPATH", "VIRTUAL_ENV", "LD_PRELOAD", "VLLM_LOGGING_LEVEL", "ART_VLLM_RUNTIME_BIN"} & {*environment}
-    assert "ART_API_KEY" not in member_environment(make_launch(tmp_path, api_key=None), Path("/run/x"), inherited)
+    assert not {"PYTHONPATH", "VIRTUAL_ENV", "LD_PRELOAD", "VLLM_LOGGING_LEVEL", "ART_VLLM_RUNTIME_BIN"} & {
+        *environment
+    }
+    assert "ART_API_KEY" not in member_environment(
+        make_launch(tmp_path, api_key=None), Path("/run/x"), inherited
+    )
 
 
 def test_preflight_says_everything_at_once(tmp_path, installed):
@@ -110,9 +114,15 @@ def test_preflight_says_everything_at_once(tmp_path, installed):
             check_host(launch, Environment(tmp_path / "no", tmp_path / "no", ""))
     text = str(caught.value)
     assert text.startswith("member 0 of service 'policy' cannot start here:")
-    for part in ("has no command", "no model folder", f"port {port} of 127.0.0.1 is in use", "GiB are free", "log folder"):
+    for part in (
+        "has no command",
+        "no model folder",
+        f"port {port} of 127.0.0.1 is in use",
+        "GiB are free",
+        "log folder",
+    ):
         assert part in text
-    with pytest.raises(PreflightError, match="cannot listen on 192.0.2.1"):
+    with pytest.raises(PreflightError, match=r"cannot listen on 192\.0\.2\.1"):
         check_host(make_launch(tmp_path, host="192.0.2.1"), installed)
 
 
@@ -148,14 +158,17 @@ def test_the_page_is_read_whole_or_not_at_all(tmp_path):
 
 
 def stats_of(**values) -> EngineStats:
-    zero = {name: 0 for name in EngineStats.__struct_fields__}
+    zero = dict.fromkeys(EngineStats.__struct_fields__, 0)
     return EngineStats(**(zero | {"step_age_s": None} | values))
 
 
 def test_a_stall_needs_requests_that_wait():
     assert stall(stats_of(step_age_s=1000.0), 10) is None
     assert stall(stats_of(stalled_s=9.0, unfinished=3), 10) is None
-    assert stall(stats_of(stalled_s=11.0, unfinished=3), 10) == "3 requests run, but no engine step ended for 11.0 s"
+    assert (
+        stall(stats_of(stalled_s=11.0, unfinished=3), 10)
+        == "3 requests run, but no engine step ended for 11.0 s"
+    )
     assert stall(stats_of(beat_age_s=11.0), 10) == "the API server has not run for 11.0 s"
 
 
@@ -163,11 +176,21 @@ def test_members_are_pooled():
     one = stats_of(steps=3, running=2, kv_usage=0.5, step_age_s=1.0, beat_age_s=0.1)
     two = stats_of(steps=4, running=1, kv_usage=0.2, step_age_s=2.0, beat_age_s=0.3)
     both = pooled([one, two])
-    assert (both.steps, both.running, both.kv_usage, both.step_age_s, both.beat_age_s) == (7, 3, 0.5, 2.0, 0.3)
+    assert (both.steps, both.running, both.kv_usage, both.step_age_s, both.beat_age_s) == (
+        7,
+        3,
+        0.5,
+        2.0,
+        0.3,
+    )
     assert pooled([stats_of(), stats_of()]).step_age_s is None
 
 
 def test_importing_the_package_is_cheap_and_brings_neither_torch_nor_vllm():
-    code = "import art_serving, sys; print(sorted({'torch', 'vllm', 'transformers', 'uv'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    code = (
+        "import art_serving, sys; print(sorted({'torch', 'vllm', 'transformers', 'uv'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "[]"

@@ -11,7 +11,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 PROMPT = [10, 20, 30, 40, 50, 60, 70]
 
 
-async def test_a_policy_that_was_never_activated_is_unknown_and_the_engine_lives_on(service, openai_client, record_of):
+async def test_a_policy_that_was_never_activated_is_unknown_and_the_engine_lives_on(
+    service, openai_client, record_of
+):
     with pytest.raises(openai.NotFoundError, match="policy"):
         await openai_client.completions.create(model="policy", prompt=PROMPT, max_tokens=3)
     answer = await openai_client.completions.create(model="tiny", prompt=PROMPT, max_tokens=3)
@@ -56,7 +58,7 @@ def spans(found):
 
 
 async def traced(service, requests):
-    """Runs ``requests`` while workers note what each engine step ran with; gives the answers and the notes."""
+    """Runs ``requests`` while workers note what each engine step ran with; gives answers and notes."""
     admin = service._members[0].client
     await admin.trace(10)
     await admin.trace(10)
@@ -66,7 +68,9 @@ async def traced(service, requests):
 
 
 def expected_versions(steps, request_id):
-    """For each token of a request, in order, the version that its step ran with; for all engine requests of it."""
+    """For each token of a request, in order, the version that its step ran with; for all engine requests of
+    it.
+    """
     computed = {}
     for version, counts in steps:
         for engine_id, count in counts.items():
@@ -86,7 +90,9 @@ def from_versions(versions):
     return found
 
 
-async def test_base_model_and_policy_in_one_batch_are_each_themselves(service, openai_client, record_of, reference):
+async def test_base_model_and_policy_in_one_batch_are_each_themselves(
+    service, openai_client, record_of, reference
+):
     async def ask(model, index):
         answer = await openai_client.completions.create(
             model=model, prompt=[*PROMPT, 100 + index], max_tokens=60, extra_body={"ignore_eos": True}
@@ -139,8 +145,8 @@ async def test_spans_of_a_generation_with_two_swaps_are_what_the_workers_ran(
             record = record_of(choice)
             prompt_length = len(record.prompt_ids)
             (versions,) = [v for engine_id, v in computed.items() if engine_id.startswith(f"{number}_")]
-            # Prompt tokens found in the prefix cache were not computed again; the rest of what was computed are the
-            # last prompt tokens, then one step for each further completion token.
+            # Prompt tokens found in the prefix cache were not computed again; the rest of what was computed
+            # are the last prompt tokens, then one step for each further completion token.
             sampling = versions[-300:]
             assert spans(record.completion_spans) == from_versions(sampling)
             assert spans(record.prompt_spans) == [(0, prompt_length, 2)]
@@ -153,11 +159,13 @@ async def test_spans_of_a_generation_with_two_swaps_are_what_the_workers_ran(
 
 async def until(read, holds, deadline_s=30.0):
     async with asyncio.timeout(deadline_s):
-        while not holds(await read()):
+        while not holds(await read()):  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
 
 
-async def test_spans_of_prompts_that_were_being_read_at_the_swap(service, snapshots, openai_client, record_of, reference):
+async def test_spans_of_prompts_that_were_being_read_at_the_swap(
+    service, snapshots, openai_client, record_of, reference
+):
     await service.activate(snapshots.make(5), 30)
     random = np.random.default_rng(0)
     prompts = [random.integers(6, 128, 1500).tolist() for _ in range(6)]
@@ -195,7 +203,9 @@ async def test_spans_of_prompts_that_were_being_read_at_the_swap(service, snapsh
     np.testing.assert_allclose(mixed[0].logprobs, reference.logprobs(mixed[0]), atol=5e-4)
 
 
-async def test_a_new_request_reuses_nothing_of_the_version_before(service, snapshots, openai_client, record_of):
+async def test_a_new_request_reuses_nothing_of_the_version_before(
+    service, snapshots, openai_client, record_of
+):
     await service.activate(snapshots.make(7), 30)
     prompt = [40 + index % 50 for index in range(320)]
 
@@ -271,7 +281,9 @@ def adapter_of(snapshots, version):
     from art_dataplane.snapshot import read_tensors
 
     with read_tensors(snapshots.make(version)) as mapped:
-        return {name: np.frombuffer(item.data, "f4").reshape(item.shape).copy() for name, item in mapped.items()}
+        return {
+            name: np.frombuffer(item.data, "f4").reshape(item.shape).copy() for name, item in mapped.items()
+        }
 
 
 def replaced(manifest, **changes):
@@ -281,7 +293,12 @@ def replaced(manifest, **changes):
 
 
 async def test_sampling_that_is_not_from_the_whole_distribution_is_marked(openai_client, record_of):
-    for options in ({"temperature": 0}, {"top_p": 0.5}, {"extra_body": {"top_k": 5}}, {"frequency_penalty": 0.5}):
+    for options in (
+        {"temperature": 0},
+        {"top_p": 0.5},
+        {"extra_body": {"top_k": 5}},
+        {"frequency_penalty": 0.5},
+    ):
         answer = await openai_client.completions.create(model="tiny", prompt=PROMPT, max_tokens=4, **options)
         record = record_of(answer.choices[0])
         assert record.truncated_sampling, options
@@ -289,7 +306,9 @@ async def test_sampling_that_is_not_from_the_whole_distribution_is_marked(openai
 
 
 async def test_a_client_that_asks_for_log_probs_gets_the_same_ones(openai_client, record_of):
-    answer = await openai_client.completions.create(model="tiny", prompt=PROMPT, max_tokens=6, temperature=0.5, logprobs=2)
+    answer = await openai_client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=6, temperature=0.5, logprobs=2
+    )
     choice = answer.choices[0]
     np.testing.assert_allclose(record_of(choice).logprobs, choice.logprobs.token_logprobs, atol=1e-6)
 
@@ -300,11 +319,19 @@ async def test_a_stop_string_ends_record_and_text_together(openai_client, record
     )
     words = free.choices[0].text.split()
     answer = await openai_client.completions.create(
-        model="tiny", prompt=PROMPT, max_tokens=20, temperature=0, stop=[words[5]], extra_body={"ignore_eos": True}
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=20,
+        temperature=0,
+        stop=[words[5]],
+        extra_body={"ignore_eos": True},
     )
     record = record_of(answer.choices[0])
     assert record.finish_reason == "stop"
-    assert record.completion_ids.tolist() == record_of(free.choices[0]).completion_ids[: len(record.completion_ids)].tolist()
+    assert (
+        record.completion_ids.tolist()
+        == record_of(free.choices[0]).completion_ids[: len(record.completion_ids)].tolist()
+    )
     assert len(record.completion_ids) <= 6
 
 

@@ -60,7 +60,10 @@ def test_what_a_command_leaves_behind_ends_with_it(tmp_path):
 
 
 def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path):
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({!r}, 'w').write('1'); time.sleep(600)"
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "open({!r}, 'w').write('1'); time.sleep(600)"
+    )
     process = start(tmp_path, sys.executable, "-c", deaf.format(str(tmp_path / "up")), grace_s=0.5)
     wait_for((tmp_path / "up").exists)
     began = time.monotonic()
@@ -93,8 +96,8 @@ def test_everything_ends_when_the_parent_is_killed_also_what_was_stopped(tmp_pat
             "import subprocess, sys, time, threading, pathlib\n"
             "from art_serving.supervision import supervised\n"
             "def spawn():\n"  # a thread that ends at once: its end must not be taken for the process's
-            "    subprocess.Popen(supervised([sys.executable, '-c', sys.argv[1], sys.argv[2], '600'], grace_s=1.0,"
-            " scratch=pathlib.Path(sys.argv[3])))\n"
+            "    command = [sys.executable, '-c', sys.argv[1], sys.argv[2], '600']\n"
+            "    subprocess.Popen(supervised(command, grace_s=1.0, scratch=pathlib.Path(sys.argv[3])))\n"
             "thread = threading.Thread(target=spawn); thread.start(); thread.join(); time.sleep(600)",
             SLEEPERS,
             str(tmp_path / "pid"),

@@ -1,7 +1,8 @@
 """One vLLM deployment as one health, version, update and recovery domain.
 
-:class:`ModelService` runs a deployment and activates adapters in it; a :class:`HostLauncher` starts its processes on a
-host, :class:`LocalLauncher` on this one. :func:`build_environment` builds locked environments into a cache.
+:class:`ModelService` runs a deployment and activates adapters in it; a :class:`HostLauncher` starts its
+processes on a host, :class:`LocalLauncher` on this one. :func:`build_environment` builds locked environments
+into a cache.
 """
 
 from art_serving.client import MemberClient
@@ -24,8 +25,6 @@ from art_serving.environment import (
     build_environment,
     default_cache_root,
     find_environment,
-    vllm_bundle,
-    vllm_environment,
 )
 from art_serving.errors import (
     ActivationError,
@@ -37,6 +36,7 @@ from art_serving.errors import (
 )
 from art_serving.local import LocalLauncher
 from art_serving.service import ModelService
+from art_serving.vllm_runtime import vllm_bundle, vllm_environment
 
 __all__ = [
     "ActivationError",

@@ -2,15 +2,15 @@
 
 Executed as a script by a bare interpreter (standard library only). Always holds:
 
-- the command and everything it starts dies when the asking process dies, however that dies (pidfd, so that it does
-  not matter which thread asked), when this process is told to stop (SIGTERM, SIGINT, SIGHUP), and when this process is
-  killed (PR_SET_PDEATHSIG);
+- the command and everything it starts dies when the asking process dies, however that dies (pidfd, so that it
+  does not matter which thread asked), when this process is told to stop (SIGTERM, SIGINT, SIGHUP), and when
+  this process is killed (PR_SET_PDEATHSIG);
 - orphans of the command are adopted (PR_SET_CHILD_SUBREAPER) and ended with it;
 - the scratch folder is removed last;
 - this process ends as the command did: same exit status, or 128 + signal.
 
-Arguments: parent pid, grace period in seconds between SIGTERM and SIGKILL, scratch folder or "-", file for the
-command's end as JSON or "-", then the command.
+Arguments: parent pid, grace period in seconds between SIGTERM and SIGKILL, scratch folder or "-", file for
+the command's end as JSON or "-", then the command.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class _Reaper:
 
 
 def _end_everything(reaper: _Reaper, wake: int, grace_s: float) -> None:
-    """SIGTERM to the command, SIGKILL to whatever is left after the grace period; returns when nothing is left."""
+    """SIGTERM to the command, SIGKILL to what is left after the grace period; returns when all is gone."""
     me = os.getpid()
     if reaper.status is None:
         _signal_all([reaper.command_pid], signal.SIGTERM)

@@ -4,8 +4,8 @@ What always holds:
 
 - a version is committed only when every member reported that its workers loaded exactly the snapshot's bytes;
 - when no member activated it, the old version stays committed and active;
-- when some did, or a member does not answer, the service is quarantined: it is told to refuse inference, and a member
-  that cannot be told is ended. Only a restart lifts a quarantine;
+- when some did, or a member does not answer, the service is quarantined: it is told to refuse inference, and
+  a member that cannot be told is ended. Only a restart lifts a quarantine;
 - the lease on the committed snapshot is held until another version commits or the service stops.
 """
 
@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from art_dataplane.snapshot import SnapshotLease, SnapshotManifest
-
 from art_serving.client import MemberClient
 from art_serving.deployment import ActivationReport, HostLauncher, MemberActivation
 from art_serving.errors import ActivationError, MemberError
@@ -138,8 +137,8 @@ async def _activate(member: ServingMember, manifest: SnapshotManifest, deadline_
     done = await member.client.activate(manifest, deadline_s)
     if (done.version, done.digest) != (manifest.version, manifest.digest):
         raise ActivationError(
-            f"member {member.index} activated version {done.version} with digest {done.digest} when asked for version "
-            f"{manifest.version} with digest {manifest.digest}",
+            f"member {member.index} activated version {done.version} with digest {done.digest} when asked "
+            f"for version {manifest.version} with digest {manifest.digest}",
             quarantined=True,
         )
     return MemberActivation(

@@ -4,9 +4,9 @@ import asyncio
 
 import aiohttp
 import msgspec
+
 from art_dataplane.arrays import encode
 from art_dataplane.snapshot import SnapshotManifest
-
 from art_serving.deployment import Health, MemberActivation, Secret
 from art_serving.errors import ActivationError, MemberError
 
@@ -66,8 +66,8 @@ class MemberClient:
         """Activates the snapshot between two engine steps.
 
         Raises:
-            ActivationError: it was refused and the old version is active; or ``quarantined``, when the member does not
-                know or does not answer.
+            ActivationError: it was refused and the old version is active; or ``quarantined``, when the member
+                does not know or does not answer.
         """
         path = f"/art/activate?deadline_s={deadline_s}"
         try:

@@ -4,6 +4,7 @@ import enum
 from typing import Literal, Protocol
 
 import msgspec
+
 from art_dataplane.snapshot import SnapshotManifest
 
 
@@ -53,7 +54,8 @@ class MemberLaunch(msgspec.Struct, frozen=True, kw_only=True):
         host: address to listen on.
         port: 0 is chosen by the process that listens.
         log_folder: where the member's log is written, on that host.
-        admin_token: asked from requests that change state. Travels by environment, never in arguments or logs.
+        admin_token: asked from requests that change state. Travels by environment, never in arguments or
+            logs.
         api_key: asked from inference requests; None asks for none.
     """
 
@@ -122,8 +124,8 @@ class EngineStats(msgspec.Struct, frozen=True):
 class MemberState(msgspec.Struct, frozen=True):
     """One member now. ``detail`` says why when it is not ready; ``version`` is the active policy version.
 
-    ``base_url`` is ``http://HOST:PORT`` of its HTTP server; ``pid`` is its API server, ``engine_pids`` its engine core
-    and workers.
+    ``base_url`` is ``http://HOST:PORT`` of its HTTP server; ``pid`` is its API server, ``engine_pids`` its
+    engine core and workers.
     """
 
     member: int
@@ -141,7 +143,8 @@ class MemberState(msgspec.Struct, frozen=True):
 class HostLauncher(Protocol):
     """Starts and ends members on one host.
 
-    ``art`` implements it with an actor; :class:`art_serving.LocalLauncher` starts subprocesses of this process.
+    ``art`` implements it with an actor; :class:`art_serving.LocalLauncher` starts subprocesses of this
+    process.
     """
 
     async def start_member(self, launch: MemberLaunch, deadline_s: float) -> MemberState:
@@ -209,7 +212,7 @@ class ActivationReport(msgspec.Struct, frozen=True):
 
 
 class ServiceState(msgspec.Struct, frozen=True):
-    """The service as one domain: as healthy as its worst member. ``version`` is the committed policy version."""
+    """The service as one domain, as healthy as its worst member; ``version`` is the committed one."""
 
     name: str
     health: Health

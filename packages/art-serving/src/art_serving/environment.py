@@ -2,12 +2,12 @@
 
 What always holds:
 
-- an environment's address is the digest of the bundle's files, the interpreter and the platform, so an edit of any of
-  them makes a new environment and never changes one that is in use;
-- an entry is used only when its marker says that it is complete; the marker is written last, after everything under it
-  is on disk; an entry without a marker is removed and built anew, whatever left it behind;
-- one builder at a time works on an entry. The lock is a ``flock`` that uv's process holds too, so it is free only when
-  nothing can write there any more;
+- an environment's address is the digest of the bundle's files, the interpreter and the platform, so an edit
+  of any of them makes a new environment and never changes one that is in use;
+- an entry is used only when its marker says that it is complete; the marker is written last, after everything
+  under it is on disk; an entry without a marker is removed and built anew, whatever left it behind;
+- one builder at a time works on an entry. The lock is a ``flock`` that uv's process holds too, so it is free
+  only when nothing can write there any more;
 - uv never outlives the builder, and cancellation ends it.
 """
 
@@ -17,7 +17,6 @@ import fcntl
 import hashlib
 import os
 import platform
-import shlex
 import shutil
 import sys
 import sysconfig
@@ -31,20 +30,7 @@ import msgspec
 from art_serving.errors import EnvironmentBuildError
 from art_serving.supervision import supervised
 
-RUNTIME_BIN_VARIABLE = "ART_VLLM_RUNTIME_BIN"
 CACHE_VARIABLE = "ART_CACHE_DIR"
-RUNTIME_COMMAND = "art-vllm-runtime-server"
-
-_VLLM_INCLUDE = (
-    "art-serving/runtime/pyproject.toml",
-    "art-serving/runtime/uv.lock",
-    "art-serving/runtime/src",
-    "art-dataplane/pyproject.toml",
-    "art-dataplane/README.md",
-    "art-dataplane/LICENSE",
-    "art-dataplane/src",
-)
-"""The runtime and the one package of ours that it needs; ``hatch_build.py`` puts the same files into the wheel."""
 
 _MARKER = "complete.json"
 _IGNORED = {
@@ -84,8 +70,8 @@ class EnvironmentBundle(msgspec.Struct, frozen=True):
         name: short, for people: part of the folder's name.
         root: folder that ``project`` and ``include`` are relative to.
         project: folder with ``pyproject.toml`` and ``uv.lock``.
-        include: folders and files that are copied, with their relative places kept, so that path sources of the project
-            stay valid. Tests, caches and hidden folders below them are left out.
+        include: folders and files that are copied, with their relative places kept, so that path sources of
+            the project stay valid. Tests, caches and hidden folders below them are left out.
     """
 
     name: str
@@ -122,23 +108,6 @@ def default_cache_root() -> Path:
     """``ART_CACHE_DIR``, or ``~/.cache/art``."""
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named).expanduser() if named else Path.home() / ".cache" / "art"
-
-
-def vllm_bundle() -> EnvironmentBundle:
-    """The locked vLLM runtime: the copy in the wheel, or in a source checkout the tree itself.
-
-    Raises:
-        EnvironmentBuildError: neither is there.
-    """
-    packaged = Path(__file__).with_name("_bundle")
-    checkout = Path(__file__).parents[3]
-    for root in (packaged, checkout):
-        if (root / "art-serving" / "runtime" / "uv.lock").is_file():
-            return EnvironmentBundle("vllm-cpu", root, "art-serving/runtime", _VLLM_INCLUDE)
-    raise EnvironmentBuildError(
-        f"this installation of art-serving carries no vLLM runtime (looked in {packaged} and {checkout}); "
-        f"install a released wheel or set {RUNTIME_BIN_VARIABLE}"
-    )
 
 
 def bundle_digest(bundle: EnvironmentBundle) -> str:
@@ -298,7 +267,7 @@ class _Build:
             os.close(fd)
 
     async def _prepare(self) -> None:
-        """An empty entry with the bundle's files in it. Their copy is what is built, whatever happens to the originals."""
+        """A new entry with a copy of the bundle's files, which is what is built, whatever happens to them."""
         self._say("prepare", f"building environment {self._bundle.name!r} (once) at {self._path}")
         if self._path.exists():
             await asyncio.to_thread(shutil.rmtree, self._path)
@@ -422,62 +391,3 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     if not ended.done():
         process.kill()
     await ended
-
-
-def runtime_from_variable(value: str) -> Environment:
-    """The environment that ``ART_VLLM_RUNTIME_BIN`` names.
-
-    Only ``ROOT/.venv/bin/art-vllm-runtime-server`` is taken, so that what is checked is what runs: the interpreter and
-    the root are derived from it, and a wrapper elsewhere is refused.
-
-    Raises:
-        EnvironmentBuildError: the path is something else.
-    """
-    path = Path(value)
-    problem = _runtime_problem(path)
-    if problem:
-        raise EnvironmentBuildError(
-            f"{RUNTIME_BIN_VARIABLE}={value!r}: {problem}; it must be ROOT/.venv/bin/{RUNTIME_COMMAND} of a virtual "
-            f"environment, not a wrapper"
-        )
-    venv = path.parents[1]
-    return Environment(venv, venv / "bin" / "python", f"external:{venv}")
-
-
-def _runtime_problem(path: Path) -> str | None:
-    if not path.is_absolute():
-        return "the path is not absolute"
-    if len(path.parts) < 5 or path.parts[-3:] != (".venv", "bin", RUNTIME_COMMAND):
-        return "the path does not end as that of an environment's command"
-    if path.is_symlink():
-        return "the file is a symbolic link"
-    if not path.is_file() or not os.access(path, os.X_OK):
-        return "there is no such executable file"
-    if not (path.parents[1] / "pyvenv.cfg").is_file() or not os.access(path.parent / "python", os.X_OK):
-        return f"{path.parents[1]} is not a virtual environment"
-    if _interpreter(path) not in {str(path.parent / name) for name in ("python", "python3", "python3.12")}:
-        return "its first lines do not name the environment's own interpreter"
-    return None
-
-
-def _interpreter(script: Path) -> str | None:
-    """What runs an installed command; installers write a detour over ``/bin/sh`` when the path is long."""
-    with open(script, "rb") as file:
-        first, second = (os.fsdecode(file.readline(4096)).strip() for _ in range(2))
-    if first == "#!/bin/sh" and second.startswith("'''exec' "):
-        return shlex.split(second.removeprefix("'''exec' "))[0]
-    return first.removeprefix("#!") if first.startswith("#!") else None
-
-
-async def vllm_environment(
-    cache_root: Path | None = None, *, deadline_s: float, progress: ProgressCallback | None = None
-) -> Environment:
-    """The environment that members run in: ``ART_VLLM_RUNTIME_BIN``'s, or the locked bundle's from the cache.
-
-    Raises:
-        EnvironmentBuildError: the variable names something else, or the build failed.
-    """
-    named = os.environ.get(RUNTIME_BIN_VARIABLE)
-    if named:
-        return runtime_from_variable(named)
-    return await build_environment(vllm_bundle(), cache_root, deadline_s=deadline_s, progress=progress)

@@ -14,11 +14,11 @@ class PreflightError(ServingError):
 
 
 class MemberError(ServingError):
-    """A member did not start, stopped, or does not answer. The message names the process that died and its end."""
+    """A member did not start, stopped, or does not answer; the message names the process that died."""
 
 
 class ActivationError(ServingError):
-    """A snapshot was not activated. ``quarantined`` says whether the service refuses requests until a restart."""
+    """A snapshot was not activated; ``quarantined``: the service refuses requests until a restart."""
 
     def __init__(self, message: str, *, quarantined: bool = False) -> None:
         super().__init__(message)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from art_serving.deployment import MemberLaunch
-from art_serving.environment import RUNTIME_COMMAND, Environment
+from art_serving.environment import Environment
+from art_serving.vllm_runtime import RUNTIME_COMMAND
 
 _NOT_INHERITED = {"VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_PRELOAD"}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from art_dataplane.locations import ShmLocation
 from art_dataplane.snapshot import SnapshotManifest
-
 from art_serving.deployment import MemberLaunch, MemberState
-from art_serving.environment import BuildProgress, Environment, vllm_environment
+from art_serving.environment import BuildProgress, Environment
 from art_serving.errors import ActivationError, MemberError
 from art_serving.member import MemberProcess
+from art_serving.vllm_runtime import vllm_environment
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -20,8 +20,8 @@ class LocalLauncher:
     """Runs members on this host: a :class:`art_serving.HostLauncher` without any other process in between.
 
     Args:
-        environment: where vLLM is installed; None takes :func:`art_serving.vllm_environment`, which builds it when the
-            cache does not have it (within the deadline of the first start).
+        environment: where vLLM is installed; None takes :func:`art_serving.vllm_environment`, which builds it
+            when the cache does not have it (within the deadline of the first start).
         progress: is called with one line at a time while an environment is built or a member starts.
     """
 
@@ -71,7 +71,8 @@ class LocalLauncher:
             exists = await asyncio.to_thread((_SHARED_MEMORY / location.name).exists)
             if not exists:
                 raise ActivationError(
-                    f"the segment {location.name} of version {manifest.version} is gone; its owner died or dropped it"
+                    f"the segment {location.name} of version {manifest.version} is gone; "
+                    "its owner died or dropped it"
                 )
         return manifest
 

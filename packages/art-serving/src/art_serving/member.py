@@ -42,7 +42,7 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 class MemberProcess:
-    """A started member. Made by :meth:`start`; :meth:`stop` ends it, and so does the death of this process."""
+    """A started member. Made by :meth:`start`; :meth:`stop` ends it, and so does this process's death."""
 
     def __init__(self, launch: MemberLaunch, environment: Environment) -> None:
         stem = Path(launch.log_folder) / f"{launch.service}-{launch.member}-{launch.incarnation}"
@@ -95,7 +95,7 @@ class MemberProcess:
         for stale in (self._end_file, self._failure_file):
             stale.unlink(missing_ok=True)
         command = member_command(self.launch, self._environment, self._run_folder, self._failure_file)
-        with open(self.log_file, "wb") as log:
+        with self.log_file.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *supervised(command, grace_s=_GRACE_S, scratch=self._run_folder, end_file=self._end_file),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -108,7 +108,7 @@ class MemberProcess:
         self, until: float, deadline_s: float, progress: Callable[[str], None] | None
     ) -> None:
         assert self._process is not None
-        with open(self.log_file, errors="replace") as log:
+        with self.log_file.open(errors="replace") as log:
             while True:
                 _report(log.readlines(), progress)
                 if self._process.returncode is not None:
@@ -119,8 +119,8 @@ class MemberProcess:
                     break
                 if time.monotonic() > until:
                     raise MemberError(
-                        f"{self.launch.title} was not ready within {deadline_s:.0f} s; its log {self.log_file} ends:\n"
-                        + self._tail()
+                        f"{self.launch.title} was not ready within {deadline_s:.0f} s; "
+                        f"its log {self.log_file} ends:\n{self._tail()}"
                     )
                 await asyncio.sleep(_POLL_S)
             _report(log.readlines(), progress)
@@ -222,8 +222,8 @@ def _make_run_folder() -> Path:
         if len(os.fsencode(parent)) <= _SOCKET_FOLDER_BYTES and os.access(parent, os.W_OK):
             return Path(tempfile.mkdtemp(prefix="art-vllm-", dir=parent))
     raise MemberError(
-        f"the temporary folder {tempfile.gettempdir()} has a name of more than {_SOCKET_FOLDER_BYTES} bytes, too long for "
-        f"the unix sockets of vLLM, and /tmp is not writable; set TMPDIR to a shorter one"
+        f"the temporary folder {tempfile.gettempdir()} has a name of more than {_SOCKET_FOLDER_BYTES} bytes, "
+        f"too long for the unix sockets of vLLM, and /tmp is not writable; set TMPDIR to a shorter one"
     )
 
 

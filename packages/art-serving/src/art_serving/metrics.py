@@ -1,4 +1,5 @@
-"""Reads the statistics page that a member's server writes: microseconds, no HTTP, also when the server stands still.
+"""Reads the statistics page that a member's server writes: microseconds, no HTTP, also when the server stands
+still.
 
 The layout is that of ``art_vllm_runtime.stats_page``; the magic changes when it does.
 """

@@ -5,14 +5,14 @@ import os
 import socket
 from pathlib import Path
 
-import psutil
-
 from art_serving.deployment import MemberLaunch
-from art_serving.environment import RUNTIME_COMMAND, Environment
+from art_serving.environment import Environment
 from art_serving.errors import EnvironmentBuildError, PreflightError
+from art_serving.vllm_runtime import RUNTIME_COMMAND
 
 _PROCESS_BYTES = 1200 * 2**20
-"""What the API server and the engine core take before weights and KV cache, measured with vLLM 0.32 on CPU."""
+"""What the API server and the engine core take before weights and KV cache, measured with vLLM 0.32 on CPU.
+"""
 
 
 def check_host(launch: MemberLaunch, environment: Environment) -> None:
@@ -80,14 +80,15 @@ def _memory_problem(launch: MemberLaunch) -> str | None:
     if needed > free:
         return (
             f"about {needed / 2**30:.1f} GiB are needed (weights {weights / 2**30:.1f}, KV cache "
-            f"{launch.kv_cache_bytes / 2**30:.1f}, processes {_PROCESS_BYTES / 2**30:.1f}), {free / 2**30:.1f} GiB are free"
+            f"{launch.kv_cache_bytes / 2**30:.1f}, processes {_PROCESS_BYTES / 2**30:.1f}), "
+            f"{free / 2**30:.1f} GiB are free"
         )
     return None
 
 
 def available_bytes() -> int:
     """Memory that can still be had: the machine's, or less where a cgroup bounds it."""
-    free = int(psutil.virtual_memory().available)
+    free = _machine_available()
     root = Path("/sys/fs/cgroup")
     try:
         own = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2].lstrip("/")
@@ -101,6 +102,14 @@ def available_bytes() -> int:
             group = group.parent
     except (OSError, ValueError):
         return free
+
+
+def _machine_available() -> int:
+    """``MemAvailable`` in bytes."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise PreflightError("/proc/meminfo has no MemAvailable; Linux 3.14 or newer is needed")
 
 
 def _file_cache(group: Path) -> int:

@@ -6,9 +6,8 @@ import time
 from pathlib import Path
 
 import msgspec
-from art_dataplane.snapshot import SnapshotLease, SnapshotManifest
-from art_topology import CpuPlacement, ModelServiceSpec
 
+from art_dataplane.snapshot import SnapshotLease, SnapshotManifest
 from art_serving.adapters import CommittedAdapter, ServingMember
 from art_serving.client import MemberClient
 from art_serving.deployment import (
@@ -24,6 +23,7 @@ from art_serving.deployment import (
 )
 from art_serving.errors import MemberError, ServiceClosedError, ServingError
 from art_serving.metrics import pooled
+from art_topology import CpuPlacement, ModelServiceSpec
 
 _DEFAULT_KV_CACHE_BYTES = 2**30
 _WORST_FIRST = (
@@ -134,18 +134,18 @@ class ModelService:
     ) -> ActivationReport:
         """Activates a snapshot on every member, between two engine steps, and commits its version.
 
-        Requests in flight keep their keys and values and go on under the new version, labelled so. An activation that
-        has begun runs to its end also when the caller is cancelled.
+        Requests in flight keep their keys and values and go on under the new version, labelled so. An
+        activation that has begun runs to its end also when the caller is cancelled.
 
         Args:
             manifest: the snapshot.
             deadline_s: seconds until every member must have reported.
-            lease: is taken over: held until a later version commits or the service stops, so that a restart can serve
-                this version again; released at once when the activation fails.
+            lease: is taken over: held until a later version commits or the service stops, so that a restart
+                can serve this version again; released at once when the activation fails.
 
         Raises:
-            ActivationError: not every member reported it. The old version stays active, or, when that is in doubt, the
-                service is quarantined until :meth:`restart`.
+            ActivationError: not every member reported it. The old version stays active, or, when that is in
+                doubt, the service is quarantined until :meth:`restart`.
             ServiceClosedError: the service was stopped.
         """
         return await asyncio.shield(asyncio.ensure_future(self._activate(manifest, deadline_s, lease)))

@@ -1,4 +1,4 @@
-"""Commands that never outlive the process that asked for them. See ``_supervisor.py`` for what always holds."""
+"""Commands that never outlive the process that asked for them; ``_supervisor.py`` says what holds."""
 
 import os
 import signal
@@ -51,7 +51,8 @@ def supervised(
         scratch: a folder that is removed after the last process is gone.
         end_file: where a :class:`CommandEnd` is written as JSON when the command ended.
 
-    The supervisor must be started by this process itself; descriptors that it inherits are inherited by the command.
+    The supervisor must be started by this process itself; descriptors that it inherits are inherited by the
+    command.
     """
     return [
         sys.executable,

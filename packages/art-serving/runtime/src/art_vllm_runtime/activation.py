@@ -5,10 +5,10 @@ import time
 from typing import Any
 
 import msgspec
-from art_dataplane.arrays import decode
-from art_dataplane.snapshot import SnapshotManifest
 from vllm.lora.request import LoRARequest
 
+from art_dataplane.arrays import decode
+from art_dataplane.snapshot import SnapshotManifest
 from art_vllm_runtime.engine_swap import adapter_request
 
 _STAGE_POLL_S = 0.005
@@ -36,8 +36,8 @@ class Activated(msgspec.Struct, frozen=True):
 class Adapters:
     """Owns which adapter is served. One activation at a time.
 
-    ``requests`` is the mapping that vLLM's endpoints look names up in: a name that is not in it is unknown to them, so
-    no request can name an adapter that was never activated.
+    ``requests`` is the mapping that vLLM's endpoints look names up in: a name that is not in it is unknown to
+    them, so no request can name an adapter that was never activated.
     """
 
     def __init__(

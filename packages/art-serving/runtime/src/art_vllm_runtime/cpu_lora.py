@@ -1,8 +1,8 @@
 """Adapters on CPU: two small matrix products per layer and adapter, over the rows that use it.
 
-vLLM 0.32 gathers a copy of the adapter's weights for every token, and takes the index -1 of rows without an adapter for
-the last slot, so that rows of the base model in a mixed batch get the adapter. This replaces its path for linear layers
-and needs neither.
+vLLM 0.32 gathers a copy of the adapter's weights for every token, and takes the index -1 of rows without an
+adapter for the last slot, so that rows of the base model in a mixed batch get the adapter. This replaces its
+path for linear layers and needs neither.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ def _add_lora_linear(
     output_slices: tuple[int, ...],
     **_: Any,
 ) -> None:
-    """``y[rows] += scale * x[rows] @ A.T @ B.T`` for each slice of the output; A's product is kept in float32."""
+    """``y[rows] += scale * x[rows] @ A.T @ B.T`` per slice of the output; the inner product in float32."""
     x = x.view(-1, x.shape[-1])
     y = y.view(-1, y.shape[-1])
     for slot, rows in self.art_groups:

@@ -1,7 +1,7 @@
 """One atomic step in the engine core: stand still, activate on every worker, change the label, go on.
 
-Nothing is computed between two versions and no step is computed by workers of different versions, so the label that
-vLLM attaches to the outputs of a step is that of the weights that computed it.
+Nothing is computed between two versions and no step is computed by workers of different versions, so the
+label that vLLM attaches to the outputs of a step is that of the weights that computed it.
 """
 
 import time
@@ -18,8 +18,8 @@ ADAPTER_ID = 1
 def adapter_request(name: str, activation: int) -> LoRARequest:
     """How vLLM knows the adapter: one name and id for ever, and a path that no other activation has.
 
-    The path names nothing on disk. It is part of the prefix cache's keys, so that keys and values of one activation are
-    never reused under another.
+    The path names nothing on disk. It is part of the prefix cache's keys, so that keys and values of one
+    activation are never reused under another.
     """
     return LoRARequest(name, ADAPTER_ID, f"art:{name}:{activation}")
 
@@ -32,13 +32,13 @@ def _art_stage(self: Any, manifest: bytes) -> None:
 def _art_activate(self: Any, name: str, activation: int, version: int) -> Any:
     """Activates what every worker has staged, between two steps.
 
-    A call waits for the end of the running step, so it asks the workers and swaps at once. It changes nothing while a
-    worker still reads.
+    A call waits for the end of the running step, so it asks the workers and swaps at once. It changes nothing
+    while a worker still reads.
 
     Returns:
-        A dict, or a future of one: ``staged`` (False: call again), ``ok``, ``in_doubt`` (some worker may hold another
-        version than the label says), ``errors``, ``digests`` (one per worker), ``read_ms``, ``wait_ms`` until the
-        engine stood still, ``pause_ms`` it stood still.
+        A dict, or a future of one: ``staged`` (False: call again), ``ok``, ``in_doubt`` (some worker may hold
+        another version than the label says), ``errors``, ``digests`` (one per worker), ``read_ms``,
+        ``wait_ms`` until the engine stood still, ``pause_ms`` it stood still.
     """
     asked = time.monotonic()
     staged = self.collective_rpc("art_staged")
@@ -55,8 +55,8 @@ def _art_activate(self: Any, name: str, activation: int, version: int) -> Any:
             outcome = _swap(self, name, activation, version)
         finally:
             self.resume_scheduler()
-            # When the pause completed by callback, the busy loop is about to block on this queue though there is
-            # work.
+            # When the pause completed by callback, the busy loop is about to block on this queue though there
+            # is work.
             if hasattr(self, "input_queue"):
                 self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
         now = time.monotonic()

@@ -50,8 +50,8 @@ def start_engine(arguments: argparse.Namespace, page: StatsPage) -> RecordingLLM
     spans.install()
     config = engine_arguments(arguments).create_engine_config()
     if config.parallel_config.world_size == 1:
-        # vLLM's CPU platform asks for a worker process of its own so that it can set OMP's environment; here that
-        # environment is set before the first process starts.
+        # vLLM's CPU platform asks for a worker process of its own so that it can set OMP's environment; here
+        # that environment is set before the first process starts.
         config.parallel_config.distributed_executor_backend = "uni"
         # No thread but this one exists, so forking is safe, and the child need not import everything again.
         if threading.active_count() == 1:
@@ -62,7 +62,10 @@ def start_engine(arguments: argparse.Namespace, page: StatsPage) -> RecordingLLM
 
 
 def engine_arguments(arguments: argparse.Namespace) -> AsyncEngineArgs:
-    """vLLM's options. ``generation_config="vllm"``: a model's own defaults must not truncate sampling silently."""
+    """vLLM's options.
+
+    ``generation_config="vllm"``: a model's own defaults must not truncate sampling silently.
+    """
     return AsyncEngineArgs(
         model=arguments.model_path,
         served_model_name=[arguments.base_model_name],
@@ -97,8 +100,11 @@ async def _serve(member: Member, arguments: argparse.Namespace, listener: socket
     server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watching = asyncio.create_task(_watch(member))
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.01)
+    up = asyncio.create_task(server.up.wait())
+    await asyncio.wait({up, serving}, return_when=asyncio.FIRST_COMPLETED)
+    if not server.up.is_set():
+        await serving
+        raise RuntimeError("the HTTP server ended before it was up")
     host, port = listener.getsockname()[:2]
     say(f"ready on {host} port {port}")
     write_json(
@@ -121,7 +127,16 @@ async def _serve(member: Member, arguments: argparse.Namespace, listener: socket
 
 
 class _Server(uvicorn.Server):
-    """Signals belong to :func:`_serve`."""
+    """Says when it is up, and leaves signals to :func:`_serve`."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's."""
+        await super().startup(sockets)
+        self.up.set()
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]

@@ -1,10 +1,10 @@
-"""Entry point of group ``vllm.general_plugins``: loaded by vLLM in the API server, the engine core and every worker."""
+"""Entry point ``vllm.general_plugins``: vLLM loads it in API server, engine core and every worker."""
 
 import multiprocessing
 
 
 def register() -> None:
-    """Ties spawned processes of vLLM to their parent and adds what the engine core and the workers need. Idempotent."""
+    """Ties spawned processes of vLLM to their parent and adds what engine core and workers need."""
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
         from art_vllm_runtime.parent_death import die_with_parent

@@ -1,7 +1,8 @@
 """``art-vllm-runtime-server``: one member's head process, with vLLM's engine core as its child.
 
-The order matters. The socket is bound first, so a port that is taken ends the process at once. The engine core is
-forked before any event loop or thread pool exists. The ready file is written last, when requests are answered.
+The order matters. The socket is bound first, so a port that is taken ends the process at once. The engine
+core is forked before any event loop or thread pool exists. The ready file is written last, when requests are
+answered.
 """
 
 import argparse
@@ -26,7 +27,7 @@ def say(text: str) -> None:
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """Every option is given by art-serving's ``launch.py``; nothing has a default here but what may be absent."""
+    """Every option is given by art-serving's ``launch.py``; only what may be absent has a default."""
     parser = argparse.ArgumentParser(prog="art-vllm-runtime-server", allow_abbrev=False)
     parser.add_argument(
         "--run-folder", type=Path, required=True, help="for the ready file, the statistics page, IPC"

@@ -1,9 +1,9 @@
 """vLLM's scheduler, which also knows the policy version of every key and value in the cache.
 
-Versions change only while the engine stands still (see ``engine_swap``), so a token scheduled under a version is
-computed under it. For each slot of the KV cache the version that computed it is kept; when the last prompt token of a
-request is scheduled, the versions of its slots are the spans of its prompt, whether they were computed for this
-request, found in the prefix cache, or computed again after a preemption.
+Versions change only while the engine stands still (see ``engine_swap``), so a token scheduled under a version
+is computed under it. For each slot of the KV cache the version that computed it is kept; when the last prompt
+token of a request is scheduled, the versions of its slots are the spans of its prompt, whether they were
+computed for this request, found in the prefix cache, or computed again after a preemption.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ BASE_MODEL_VERSION = 0
 
 
 class SpanScheduler(Scheduler):
-    """Adds prompt spans to the first output of every request, and keeps new requests on the active adapter."""
+    """Adds prompt spans to the first output of a request, and keeps new requests on the active adapter."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -45,14 +45,14 @@ class SpanScheduler(Scheduler):
         self._prompt_spans: dict[str, list[Span]] = {}
 
     def activate(self, adapter: LoRARequest, version: int) -> None:
-        """From now on workers hold ``version``. Requests of which nothing is computed yet belong to it entirely."""
+        """Workers hold ``version`` now; requests of which nothing is computed belong to it entirely."""
         self._adapter, self._version = adapter, version
         for request in self.requests.values():
             if request.num_computed_tokens == 0:
                 self._move_to_active(request)
 
     def add_request(self, request: Request) -> None:
-        """A request that left the API server before a swap and arrives after it belongs to the new version."""
+        """A request that left the API server before a swap and comes after it belongs to the new version."""
         self._move_to_active(request)
         super().add_request(request)
 

@@ -1,7 +1,7 @@
 """Spans of policy versions on their way from the scheduler to a response.
 
-The engine core's outputs have one field that carries free-form data of a request, ``kv_transfer_params``; prompt spans
-travel in it under a key of their own and are taken out before anything else sees the field.
+The engine core's outputs have one field that carries free-form data of a request, ``kv_transfer_params``;
+prompt spans travel in it under a key of their own and are taken out before anything else sees the field.
 """
 
 from typing import Any

@@ -1,12 +1,12 @@
 """The statistics page: one memory-mapped page that the API server writes and anybody on the host may read.
 
-Layout, little-endian, all after an eight-byte magic and a sequence number that is odd while a write is in progress:
-``step_at, beat_at, busy_since`` (seconds of CLOCK_MONOTONIC, 0 for never or idle), ``kv_usage`` (0 to 1), then the
-counters ``unfinished, running, waiting, steps, prompt_tokens, generation_tokens, prefix_queries, prefix_hits,
-preemptions``. art-serving's ``metrics.py`` reads the same layout.
+Layout, little-endian, all after an eight-byte magic and a sequence number that is odd while a write is in
+progress: ``step_at, beat_at, busy_since`` (seconds of CLOCK_MONOTONIC, 0 for never or idle), ``kv_usage`` (0
+to 1), then the counters ``unfinished, running, waiting, steps, prompt_tokens, generation_tokens,
+prefix_queries, prefix_hits, preemptions``. art-serving's ``metrics.py`` reads the same layout.
 
-Stalled means: requests are unfinished and no engine step ended for the time allowed, counted from when the first of
-them came; or the API server itself has not written for that time.
+Stalled means: requests are unfinished and no engine step ended for the time allowed, counted from when the
+first of them came; or the API server itself has not written for that time.
 """
 
 import mmap

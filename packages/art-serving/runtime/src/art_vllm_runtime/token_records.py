@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from art_dataplane.arrays import encode
-from art_dataplane.records import TokenRecord, VersionSpan
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
+from art_dataplane.arrays import encode
+from art_dataplane.records import TokenRecord, VersionSpan
 from art_vllm_runtime.span_scheduler import BASE_MODEL_VERSION
 
 UNLABELLED = "default"
@@ -22,7 +22,8 @@ _GREEDY_BELOW = 1e-5
 def encoded_record(
     request: RequestOutput, output: CompletionOutput, generations: dict[int, str | None]
 ) -> str | None:
-    """The token record of one choice as base64 MessagePack; None when the request was aborted before its prompt was read.
+    """The token record of one choice as base64 MessagePack; None when the request was aborted before its
+    prompt was read.
 
     Args:
         request: the finished output, with the ``art_sampling`` that it was sampled with.
@@ -60,7 +61,8 @@ def token_record(
         logprobs=np.asarray(_logprobs(output), dtype=np.float32),
         prompt_spans=tuple(VersionSpan(*span) for span in prompt_spans),
         completion_spans=spans,
-        # The log-probs of a greedy choice are those at temperature 1; it is the strictest truncation there is.
+        # The log-probs of a greedy choice are those at temperature 1; it is the strictest truncation there
+        # is.
         temperature=1.0 if greedy else params.temperature,
         truncated_sampling=greedy or is_truncated(params),
         adapter_generation=generations.get(spans[-1].version) if spans else None,

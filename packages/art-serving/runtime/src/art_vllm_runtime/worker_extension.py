@@ -1,7 +1,7 @@
 """Methods that vLLM mixes into its worker class: snapshots are read, checked and activated here.
 
-A snapshot is staged in a thread while the engine steps; activation only moves finished tensors into place. The adapter
-is pinned, since vLLM would otherwise evict it one day and look for its path on disk.
+A snapshot is staged in a thread while the engine steps; activation only moves finished tensors into place.
+The adapter is pinned, since vLLM would otherwise evict it one day and look for its path on disk.
 """
 
 import json
@@ -11,11 +11,11 @@ import traceback
 from typing import Any
 
 import torch
-from art_dataplane.arrays import decode
-from art_dataplane.snapshot import SnapshotManifest, read_tensors
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
+from art_dataplane.arrays import decode
+from art_dataplane.snapshot import SnapshotManifest, read_tensors
 from art_vllm_runtime.engine_swap import ADAPTER_ID
 
 
@@ -169,8 +169,8 @@ def _check(manager: Any, model: LoRAModel, max_rank: int) -> None:
         expected = _sizes(layer, part)
         if rank != other_rank or rank > max_rank or (expected is not None and (inputs, outputs) != expected):
             problems.append(
-                f"{name} has A {tuple(lora.lora_a.shape)} and B {tuple(lora.lora_b.shape)}; the layer takes and "
-                f"gives {expected or 'unknown'} features, and the rank is at most {max_rank}"
+                f"{name} has A {tuple(lora.lora_a.shape)} and B {tuple(lora.lora_b.shape)}; the layer takes "
+                f"and gives {expected or 'unknown'} features, and the rank is at most {max_rank}"
             )
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
