@@ -1,6 +1,7 @@
 """What a run leaves is found by its id and removed; what is not its own stays."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -192,6 +193,7 @@ def test_a_killed_controllers_things_are_removed_by_its_custodian(state: Path) -
     run.close()
     (line,) = reports
     assert f"run {run_id} (pid {controller.pid}, " in line
+    assert re.search(r"ended without closing: its controller (was killed by SIGKILL|is gone); ", line)
     assert "cleaned up by its custodian: 1 processes ended, 1 shared-memory segments" in line
 
 

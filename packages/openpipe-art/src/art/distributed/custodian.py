@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 from art.distributed.cleanup import clean_up
-from art.distributed.processes import exit_cause, exit_status, open_process
+from art.distributed.processes import ProcessId, exit_clause, exit_status, open_process, zombie_status
 from art.distributed.registry import Registry, RunEntry
 
 READY = b"r"
 CLOSED = b"c"
-GRACE_S = 1.0
+GRACE_S = 0.5
 DEADLINE_S = 10.0
 
 
@@ -40,12 +40,14 @@ def watch(controller_fd: int, commands_fd: int) -> bool:
                 return CLOSED in os.read(commands_fd, 16)
 
 
-def _cause(controller_fd: int | None) -> str:
+def _cause(controller: ProcessId, controller_fd: int | None) -> str:
+    """How the controller ended. Its parent may not have waited for it yet, or the kernel may not tell."""
     if controller_fd is None:
         return "its controller was gone before it was watched"
-    select.select([controller_fd], [], [], 1.0)
-    status = exit_status(controller_fd)
-    return "its controller is gone" if status is None else f"its controller {exit_cause(status)}"
+    status = zombie_status(controller)
+    if status is None:
+        status = exit_status(controller_fd)
+    return "its controller is gone" if status is None else f"its controller {exit_clause(status)}"
 
 
 def main(state_dir: str, run_id: str) -> int:
@@ -62,7 +64,7 @@ def main(state_dir: str, run_id: str) -> int:
     clean_up(
         registry,
         entry,
-        cause=_cause(controller_fd),
+        cause=_cause(entry.controller, controller_fd),
         swept_by="custodian",
         grace_s=GRACE_S,
         deadline_s=DEADLINE_S,

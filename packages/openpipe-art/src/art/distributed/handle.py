@@ -53,7 +53,8 @@ class ActorHandle:
         name: its role, for example ``rollout worker 3``.
         cls: the service's class; its annotations decode the replies.
         host: index of the host it is on.
-        host_end: says how the host's worker process ended, ``None`` while it runs or where it is not known.
+        host_end: says how the host's worker process ended ("was killed by SIGKILL"); ``None`` while it runs or
+            where it is not known.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class ActorHandle:
         while self._loop.time() < end:
             host_end = self._host_end()
             if host_end is not None:
-                return self._die(f"the worker process of its host was {host_end}")
+                return self._die(f"the worker process of its host {host_end}")
             status = zombie_status(process)
             if status is None and pidfd is not None:
                 status = exit_status(pidfd)

@@ -16,7 +16,7 @@ from typing import Any
 from art.distributed import monarch_setup
 from art.distributed.actor_process import ACTOR_TMPDIR_VARIABLE
 from art.distributed.errors import CloseError, RuntimeFailure, StartupError
-from art.distributed.processes import exit_cause, spawner
+from art.distributed.processes import exit_clause, spawner
 from art.distributed.run import Announce, Run, announce_on_stderr
 from art.distributed.worker_process import FAILED
 
@@ -55,7 +55,7 @@ class HostConnection:
         """
         ended = self.ended()
         if ended is not None:
-            raise RuntimeFailure(f"the worker at {self.address} had ended: {ended}")
+            raise RuntimeFailure(f"the worker at {self.address} {ended} before it was closed")
         shutdown = self.mesh.shutdown().as_asyncio()
         try:
             await asyncio.wait_for(shutdown, deadline_s)
@@ -229,7 +229,7 @@ def _how_ended(process: subprocess.Popen[bytes]) -> str:
     code = process.returncode
     if code is None:
         return "still runs"
-    return exit_cause(-code if code < 0 else code << 8)
+    return exit_clause(-code if code < 0 else code << 8)
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:

@@ -172,6 +172,11 @@ def exit_cause(status: int) -> str:
     return f"ended with exit code {os.WEXITSTATUS(status)}"
 
 
+def exit_clause(status: int) -> str:
+    """As :func:`exit_cause`, to follow a subject: ``was killed by SIGKILL``, ``ended with exit code 3``."""
+    return f"was {exit_cause(status)}" if os.WIFSIGNALED(status) else exit_cause(status)
+
+
 def zombie_status(process: ProcessId) -> int | None:
     """The wait status of an ended process that its parent has not waited for yet, else ``None``."""
     try:
