@@ -53,8 +53,8 @@ class ActorHandle:
         name: its role, for example ``rollout worker 3``.
         cls: the service's class; its annotations decode the replies.
         host: index of the host it is on.
-        host_end: says how the host's worker process ended ("was killed by SIGKILL"); ``None`` while it runs or
-            where it is not known.
+        host_end: says how the host's worker process ended ("was killed by SIGKILL"); ``None`` while it
+            runs or where it is not known.
     """
 
     def __init__(
