@@ -12,8 +12,6 @@ from openai.types.chat.chat_completion import Choice
 from openai.types.chat.chat_completion_message_param import ChatCompletionMessageParam
 from openai.types.chat.chat_completion_tool_param import ChatCompletionToolParam
 
-from art.errors import ArtError
-
 type Message = ChatCompletionMessageParam
 type MessageOrChoice = Message | Choice
 
@@ -59,7 +57,3 @@ def _message_of(item: ChatCompletionMessageParam | Choice) -> ChatCompletionMess
     if item.message.tool_calls:
         message["tool_calls"] = [call.model_dump() for call in item.message.tool_calls]
     return message  # type: ignore[return-value]
-
-
-class MessageError(ArtError):
-    """A list of messages is not what an operation needs."""

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from art.distributed.handle import ActorHandle
     from art.distributed.host_meshes import HostMeshes
     from art.distributed.launch import ArtLaunchContext
-    from art.distributed.rollouts import RemoteRecordOwner, RolloutExecutor
+    from art.distributed.peer import PeerRecordOwner
+    from art.distributed.rollouts import RolloutExecutor
     from art.distributed.runtime import ArtRuntime
     from art_dataplane import PackedBatchRef, PackingRequest
     from art_topology import (
@@ -65,9 +66,9 @@ _HOME = {
     "NixlTransportSpec": "art_topology",
     "PackedBatchRef": "art_dataplane",
     "PackingRequest": "art_dataplane",
+    "PeerRecordOwner": "art.distributed.peer",
     "ProgramError": "art.distributed.errors",
     "RemoteError": "art.distributed.errors",
-    "RemoteRecordOwner": "art.distributed.rollouts",
     "RolloutExecutor": "art.distributed.rollouts",
     "RuntimeFailure": "art.distributed.errors",
     "RuntimeTopology": "art_topology",
@@ -101,9 +102,9 @@ __all__ = [
     "NixlTransportSpec",
     "PackedBatchRef",
     "PackingRequest",
+    "PeerRecordOwner",
     "ProgramError",
     "RemoteError",
-    "RemoteRecordOwner",
     "RolloutExecutor",
     "RuntimeFailure",
     "RuntimeTopology",

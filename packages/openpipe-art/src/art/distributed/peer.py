@@ -10,7 +10,7 @@ import itertools
 import pickle
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +21,9 @@ from art_dataplane.leases import Lease
 from art_dataplane.locations import Location
 from art_dataplane.records import TrajectoryRef
 from art_dataplane.store import StoreStats
+
+if TYPE_CHECKING:
+    from art.distributed.handle import ActorHandle
 
 
 class PeerReference(msgspec.Struct, frozen=True, tag="peer"):
@@ -89,7 +92,7 @@ class PeerRecordOwner:
     The service there offers ``fetch``, ``drop`` and ``stats`` with the protocol's annotations.
     """
 
-    def __init__(self, peer: Peer, deadline_s: float) -> None:
+    def __init__(self, peer: "Peer | ActorHandle", deadline_s: float) -> None:
         """Calls ``peer``; ``drop`` and ``stats``, which take no deadline, wait ``deadline_s`` seconds."""
         self._peer = peer
         self._deadline_s = deadline_s

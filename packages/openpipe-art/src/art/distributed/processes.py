@@ -43,8 +43,8 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 class _Stat(msgspec.Struct, frozen=True):
     state: str
-    parent: int
     start_ticks: int
+    exit_status: int
 
 
 def _stat(pid: int) -> _Stat | None:
@@ -53,7 +53,7 @@ def _stat(pid: int) -> _Stat | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()
-    return _Stat(fields[0], int(fields[1]), int(fields[19]))
+    return _Stat(state=fields[0], start_ticks=int(fields[19]), exit_status=int(fields[49]))
 
 
 def identify(pid: int) -> ProcessId | None:
@@ -179,14 +179,10 @@ def exit_clause(status: int) -> str:
 
 def zombie_status(process: ProcessId) -> int | None:
     """The wait status of an ended process that its parent has not waited for yet, else ``None``."""
-    try:
-        text = Path(f"/proc/{process.pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    stat = _stat(process.pid)
+    if stat is None or stat.state != "Z" or stat.start_ticks != process.start_ticks:
         return None
-    fields = text.rpartition(")")[2].split()
-    if fields[0] != "Z" or int(fields[19]) != process.start_ticks:
-        return None
-    return int(fields[49])
+    return stat.exit_status
 
 
 def exit_status(pidfd: int) -> int | None:

@@ -18,6 +18,7 @@ from art.distributed import user_values
 from art.distributed.callables import AsyncFunction, InstalledAsyncCallable
 from art.distributed.errors import CallableError, RuntimeFailure
 from art.distributed.handle import ActorHandle
+from art.distributed.peer import PeerRecordOwner
 from art.distributed.rollout_worker import (
     RolloutRequest,
     RolloutValue,
@@ -27,13 +28,10 @@ from art.distributed.rollout_worker import (
 from art.errors import RolloutFailed
 from art.model import TrainableModel
 from art.trajectories import TrajectoryHandle
-from art_dataplane import Lease, Location, StoreStats, TrajectoryRef
 from art_topology import RuntimeTopology
 
 if TYPE_CHECKING:
     from art.distributed.runtime import ArtRuntime
-
-_RPC_MARGIN_S = 10.0
 
 
 class RolloutExecutor:
@@ -209,7 +207,7 @@ class RolloutExecutor:
                 await self._runtime.stop_actor(old)
             self._handles[worker] = await self._spawn(worker)
 
-    def record_owner(self, owner: str) -> "RemoteRecordOwner":
+    def record_owner(self, owner: str) -> PeerRecordOwner:
         """The worker that holds records under the name ``owner`` (``TrajectoryRef.owner``).
 
         Raises:
@@ -217,31 +215,8 @@ class RolloutExecutor:
         """
         for handle in self._handles.values():
             if handle.name == owner:
-                return RemoteRecordOwner(handle)
+                return PeerRecordOwner(handle, self._runtime.topology.rpc_timeout_s)
         raise RuntimeFailure(f"no rollout worker is named {owner!r}")
-
-
-class RemoteRecordOwner:
-    """An :class:`art_dataplane.store.RecordOwner` that lives in a worker process."""
-
-    def __init__(self, handle: ActorHandle) -> None:
-        self._handle = handle
-
-    async def fetch(self, refs: Sequence[TrajectoryRef], lease: Lease, deadline_s: float) -> Location:
-        """Where the records' MessagePack is; errors of the owner come as :class:`RemoteError`."""
-        location: Location = await self._handle.call(
-            "fetch", list(refs), lease, deadline_s, deadline_s=deadline_s
-        )
-        return location
-
-    async def drop(self, refs: Sequence[TrajectoryRef]) -> int:
-        """Forgets records; returns how many were held."""
-        return int(await self._handle.call("drop", list(refs), deadline_s=_RPC_MARGIN_S))
-
-    async def stats(self) -> StoreStats:
-        """What is held now."""
-        stats: StoreStats = await self._handle.call("stats", deadline_s=_RPC_MARGIN_S)
-        return stats
 
 
 def places(topology: RuntimeTopology) -> tuple[int, ...]:
