@@ -223,9 +223,10 @@ class ArtRuntime:
             RuntimeFailure: it did not start, or could not load the model.
         """
         from art.distributed.trainer import MegatronTrainer, TrainerService
+        from art_trainer import rank_environment
 
         limit = 10 * self.topology.startup_timeout_s if deadline_s is None else deadline_s
-        env = {"OMP_NUM_THREADS": str(spec.threads)}
+        env = rank_environment(spec.threads)
         handle = await self.spawn_actor(name, TrainerService, spec, host=host, env=env, deadline_s=limit)
         trainer = MegatronTrainer(handle, self.topology.rpc_timeout_s)
         try:

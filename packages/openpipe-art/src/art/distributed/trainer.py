@@ -20,7 +20,7 @@ from art_trainer.events import Completed, TrainerEvent
 from art_trainer.specs import RlTrainJob, TrainerRuntimeSpec, TrainingRunSpec
 
 DURABILITY = "durability"
-"""Name of the rank's own sink (``art_trainer.rank.DURABILITY``, which would bring torch into the controller)."""
+"""Name of the rank's own sink: ``art_trainer.rank.DURABILITY``, whose module would bring torch here."""
 
 PUBLISH = "publish"
 """Name of the sink that hands snapshots to the model service."""
