@@ -63,8 +63,9 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
         wheel.writestr("part.py", (here / "part.py").read_text())
         wheel.writestr("part-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: part\\nVersion: 1\\n")
-        wheel.writestr("part-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag:
-        py3-none-any\\n") wheel.writestr("part-1.dist-info/RECORD", "")
+        tags = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        wheel.writestr("part-1.dist-info/WHEEL", tags)
+        wheel.writestr("part-1.dist-info/RECORD", "")
     return name
 """
 

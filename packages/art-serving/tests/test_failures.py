@@ -62,7 +62,7 @@ async def test_an_idle_service_uses_no_cpu(service):
     assert used() - before < 0.15
 
 
-async def test_a_stopped_engine_is_a_stalled_service_and_recovers(service, openai_client):
+async def test_a_stopped_engine_is_a_stalled_service_and_recovers(service, openai_client, snapshots):
     state = await service.state()
     (engine,) = state.members[0].engine_pids
     request = long_request(openai_client)
@@ -78,10 +78,14 @@ async def test_a_stopped_engine_is_a_stalled_service_and_recovers(service, opena
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             assert (answer.status, (await answer.json())["health"]) == (503, "stalled")
         assert (await service.until_unhealthy()).health is Health.STALLED
+        with pytest.raises(ActivationError, match="did not answer art_stage before the deadline") as caught:
+            await service.activate(snapshots.make(19), 0.5)
+        assert not caught.value.quarantined
     finally:
         os.kill(engine, signal.SIGCONT)
     assert (await request).usage.completion_tokens == 1500
     assert (await service.state()).health is Health.READY
+    assert (await service.activate(snapshots.make(20), 30)).version == 20
 
 
 async def test_a_stopped_api_server_is_a_stalled_service(service):

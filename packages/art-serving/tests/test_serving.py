@@ -159,8 +159,9 @@ async def test_spans_of_a_generation_with_two_swaps_are_what_the_workers_ran(
 
 async def until(read, holds, deadline_s=30.0):
     async with asyncio.timeout(deadline_s):
-        while not holds(await read()):  # noqa: ASYNC110 - what is waited for has no event
+        while not holds(value := await read()):  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
+    return value
 
 
 async def test_spans_of_prompts_that_were_being_read_at_the_swap(
@@ -342,6 +343,19 @@ async def test_what_cannot_carry_a_record_is_refused(openai_client):
         await openai_client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "w9"}], max_tokens=4, stream=True
         )
+
+
+async def test_a_request_whose_client_goes_away_is_not_computed_any_further(service, openai_client):
+    request = asyncio.ensure_future(
+        openai_client.completions.create(
+            model="tiny", prompt=PROMPT, max_tokens=3000, extra_body={"ignore_eos": True}
+        )
+    )
+    await until(service.stats, lambda stats: stats.running == 1)
+    request.cancel()
+    before = (await service.stats()).generation_tokens
+    after = await until(service.stats, lambda stats: stats.unfinished == 0, 10)
+    assert after.generation_tokens - before < 1500
 
 
 async def test_tokens_are_asked_for(service):

@@ -10,7 +10,7 @@ from art_serving.environment import Environment
 from art_serving.errors import EnvironmentBuildError, PreflightError
 from art_serving.vllm_runtime import RUNTIME_COMMAND
 
-_PROCESS_BYTES = 1200 * 2**20
+_PROCESS_BYTES = 1600 * 2**20
 """What the API server and the engine core take before weights and KV cache, measured with vLLM 0.32 on CPU.
 """
 

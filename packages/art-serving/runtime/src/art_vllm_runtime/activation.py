@@ -97,7 +97,7 @@ class Adapters:
         return self.active
 
     async def _swap(self, version: int, until: float) -> dict[str, Any]:
-        while True:
+        while time.monotonic() < until:
             try:
                 outcome = await self._call("art_activate", until, self._name, self._count, version)
             except ActivationFailedError as error:
@@ -106,6 +106,7 @@ class Adapters:
             if outcome["staged"]:
                 return outcome
             await asyncio.sleep(_STAGE_POLL_S)
+        raise ActivationFailedError(f"workers were still reading version {version} at the deadline")
 
     async def _fail(self, outcome: dict[str, Any]) -> None:
         text = "; ".join(outcome["errors"])

@@ -21,11 +21,10 @@ def die_with_parent(expected_parent: int | None = None) -> None:
 
 
 def tie_forked_children() -> None:
-    """Every child that this process forks from now on dies with it."""
-    parent = os.getpid()
+    """Every process that is forked from this one, or from its children, dies with the one that forked it."""
+    forking = [os.getpid()]
 
-    def in_child() -> None:
-        if os.getppid() in (parent, 0):
-            die_with_parent(os.getppid())
+    def before() -> None:
+        forking[0] = os.getpid()
 
-    os.register_at_fork(after_in_child=in_child)
+    os.register_at_fork(before=before, after_in_child=lambda: die_with_parent(forking[0]))
