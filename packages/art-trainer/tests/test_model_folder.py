@@ -165,9 +165,11 @@ model = TrainableModel(describe_model(read_config(path)), torch.float32, LoraSpe
 assert all(getattr(torch.cuda, name) is value for name, value in before.items())
 assert torch.empty is empty and torch.Tensor.cuda is tensor
 assert not torch.distributed.is_initialized()
-sockets = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if
-os.path.islink(f"/proc/self/fd/{fd}")] assert not [name for name in sockets if name.startswith("socket:")],
-sockets assert "transformers" not in sys.modules print("fine")
+links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+opened = [os.readlink(link) for link in links if os.path.islink(link)]
+assert not [target for target in opened if target.startswith("socket:")], opened
+assert "transformers" not in sys.modules
+print("fine")
 """
 
 

@@ -5,6 +5,7 @@ These names are light: specs, events, errors and the channel's protocol. The ran
 """
 
 from art_trainer.channel import RankChannel
+from art_trainer.environment import rank_environment
 from art_trainer.errors import (
     BatchError,
     DurabilityError,
@@ -59,4 +60,5 @@ __all__ = [
     "TrainerRuntimeSpec",
     "TrainingRunSpec",
     "UnsupportedModelError",
+    "rank_environment",
 ]

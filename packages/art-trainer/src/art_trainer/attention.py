@@ -161,16 +161,18 @@ class _ForestAttention(torch.autograd.Function):
             weights = _block_weights(queries, block.gather(keys), block, scale)
             part = torch.bmm(weights, block.gather(values))
             output[:, block.start : block.end] = part.view_as(output[:, block.start : block.end])
+        result = output.transpose(0, 1).flatten(1)
         ctx.plan, ctx.scale = plan, scale
-        ctx.save_for_backward(queries, keys, values, output)
-        return output.transpose(0, 1).flatten(1)
+        ctx.save_for_backward(queries, keys, values, result)  # the next layer keeps the result too
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        queries, keys, values, output = ctx.saved_tensors
+        queries, keys, values, result = ctx.saved_tensors
         plan: ForestPlan = ctx.plan
-        upstream = grad.view(plan.length, *output.shape[::2], output.shape[3]).transpose(0, 1).contiguous()
-        mean = torch.linalg.vecdot(upstream, output)[..., None]
+        by_head = (plan.length, queries.shape[0], *queries.shape[2:])
+        mean = torch.linalg.vecdot(grad.view(by_head), result.view(by_head)).transpose(0, 1)[..., None]
+        upstream = grad.view(by_head).transpose(0, 1).contiguous()
         grad_queries = torch.empty_like(queries)
         grad_keys, grad_values = torch.zeros_like(keys), torch.zeros_like(values)
         for block in plan.blocks:

@@ -12,7 +12,10 @@ from art_trainer.models.base import ModelDescription
 from art_trainer.specs import TrainerRuntimeSpec
 from art_trainer.weights import weight_files
 
-_WORKING_BYTES = 512 << 20  # imports, allocator slack and one chunk of logits with its copy
+_WORKING_BYTES = (
+    512 << 20
+)  # adapters, optimizer, snapshots in the making, and a chunk of logits with its copy
+_SLACK = 1.5  # what the allocator took for a row's activations, over their sizes; measured
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -68,7 +71,7 @@ def estimate_memory(spec: TrainerRuntimeSpec, description: ModelDescription) -> 
     # Two residual sums and two norms; rotated queries, keys, values and the output twice; gate, up and
     # product.
     per_token = 4 * hidden + 3 * queries + 2 * keys + 3 * inner
-    activations = layers * per_token * spec.packed_sequence_length * item
+    activations = int(_SLACK * layers * per_token * spec.packed_sequence_length * item)
     elements = sum(_elements(file) for file in weight_files(spec.model_path))
     return MemoryEstimate(elements * item, activations, _WORKING_BYTES)
 

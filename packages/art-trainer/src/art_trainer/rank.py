@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import logging
+import os
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -13,6 +15,7 @@ import torch
 from art_dataplane import BatchMapper, DataPlaneError, Receipt, SnapshotManifest, SnapshotSink
 from art_trainer import platform
 from art_trainer.durability import DurabilitySink, GenerationStore, new_generation_name
+from art_trainer.environment import rank_environment
 from art_trainer.errors import BatchError, RankStateError, ResumeError, SinkError, SnapshotPoolError
 from art_trainer.events import (
     Accepted,
@@ -47,6 +50,7 @@ DURABILITY = "durability"
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _LAST: None = None  # ends a job's event queue
+_logger = logging.getLogger("art_trainer")
 
 
 class LoadReport(msgspec.Struct, frozen=True):
@@ -69,6 +73,7 @@ class _Loaded:
     def __init__(self, runtime: TrainerRuntimeSpec) -> None:
         started = time.monotonic()
         platform.reuse_freed_memory()
+        _check_environment(runtime.threads)
         description = describe_model(read_config(runtime.model_path))
         estimate = check_machine(runtime, description)
         self.model = TrainableModel(description, _DTYPES[runtime.dtype], runtime.lora, runtime.model_path)
@@ -501,8 +506,18 @@ class TrainerRank:
         return bool(done)
 
 
+def _check_environment(threads: int) -> None:
+    wanted = rank_environment(threads)
+    missing = {name: value for name, value in wanted.items() if os.environ.get(name, "").upper() != value}
+    if threads > 1 and missing:
+        settings = " ".join(f"{name}={value}" for name, value in missing.items())
+        _logger.warning(
+            "start the rank's process with %s: steps are slower without on shared processors", settings
+        )
+
+
 @contextlib.contextmanager
-def _timed(timings: dict[str, float], name: str):  # type: ignore[no-untyped-def]
+def _timed(timings: dict[str, float], name: str) -> Iterator[None]:
     started = time.monotonic()
     yield
     timings[name] = time.monotonic() - started
