@@ -115,6 +115,10 @@ async def test_a_killed_engine_is_named_and_a_restart_serves_the_committed_versi
         make_spec("phoenix"), LocalLauncher(environment), log_folder=tmp_path, options=EngineOptions()
     )
     async with service:
+        async with openai.AsyncOpenAI(base_url=service.base_url, api_key=service.api_key) as client:
+            with pytest.raises(openai.NotFoundError, match="phoenix"):
+                await client.completions.create(model="phoenix", prompt=PROMPT, max_tokens=3)
+            assert "tiny" in [model.id for model in (await client.models.list()).data]
         lease = Lease(snapshots.make(21))
         await service.activate(lease.manifest, 30, lease=lease)
         client = openai.AsyncOpenAI(base_url=service.base_url, api_key=service.api_key, max_retries=0)

@@ -11,13 +11,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 PROMPT = [10, 20, 30, 40, 50, 60, 70]
 
 
-async def test_a_policy_that_was_never_activated_is_unknown_and_the_engine_lives_on(
-    service, openai_client, record_of
-):
-    with pytest.raises(openai.NotFoundError, match="policy"):
-        await openai_client.completions.create(model="policy", prompt=PROMPT, max_tokens=3)
+async def test_a_model_that_is_not_served_is_unknown_and_the_engine_lives_on(openai_client, record_of):
+    with pytest.raises(openai.NotFoundError, match="stranger"):
+        await openai_client.completions.create(model="stranger", prompt=PROMPT, max_tokens=3)
     answer = await openai_client.completions.create(model="tiny", prompt=PROMPT, max_tokens=3)
-    assert len(record_of(answer.choices[0]).completion_ids) == 3
+    assert record_of(answer.choices[0]).prompt_ids.tolist() == PROMPT
 
 
 async def test_log_probs_of_the_base_model_are_those_of_transformers(openai_client, record_of, reference):
@@ -91,8 +89,10 @@ def from_versions(versions):
 
 
 async def test_base_model_and_policy_in_one_batch_are_each_themselves(
-    service, openai_client, record_of, reference
+    service, snapshots, openai_client, record_of, reference
 ):
+    await service.activate(snapshots.make(1), 30)
+
     async def ask(model, index):
         answer = await openai_client.completions.create(
             model=model, prompt=[*PROMPT, 100 + index], max_tokens=60, extra_body={"ignore_eos": True}
