@@ -186,7 +186,7 @@ class Adapter:
                 "task_type": "CAUSAL_LM",
                 "base_model_name_or_path": base_model_name,
                 "r": self.lora.rank,
-                "lora_alpha": self.lora.alpha,
+                "lora_alpha": int(alpha) if (alpha := self.lora.alpha).is_integer() else alpha,
                 "lora_dropout": 0.0,
                 "bias": "none",
                 "fan_in_fan_out": False,
