@@ -2,20 +2,14 @@
 
 import asyncio
 import contextlib
-import logging
-import os
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
-import torch
-
 from art_dataplane import BatchMapper, DataPlaneError, Receipt, SnapshotManifest, SnapshotSink
 from art_trainer import platform
-from art_trainer.durability import DurabilitySink, GenerationStore, new_generation_name
-from art_trainer.environment import rank_environment
+from art_trainer.durability import GenerationStore, new_generation_name
 from art_trainer.errors import BatchError, RankStateError, ResumeError, SinkError, SnapshotPoolError
 from art_trainer.events import (
     Accepted,
@@ -29,109 +23,20 @@ from art_trainer.events import (
     Stage,
     TrainerEvent,
 )
-from art_trainer.model import TrainableModel
-from art_trainer.models import describe_model, read_config
-from art_trainer.optimizer import AdapterOptimizer
-from art_trainer.preflight import check_machine
+from art_trainer.resident import DURABILITY, ActiveRun, Loaded, LoadReport
 from art_trainer.rows import PackedRow, packed_rows
-from art_trainer.sinks import SinkLane
 from art_trainer.snapshots import SnapshotPool, SnapshotSlot
 from art_trainer.specs import TrainerRuntimeSpec, TrainingRunSpec, TrainJob
 from art_trainer.step import (
-    CancellationPoints,
     Gradients,
     NonFiniteError,
     StepCancelledError,
     compute_gradients,
 )
 
-DURABILITY = "durability"
-"""Name of the sink that the rank adds itself when the run has a ``generations_dir``."""
+__all__ = ["DURABILITY", "LoadReport", "TrainerRank"]
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _LAST: None = None  # ends a job's event queue
-_logger = logging.getLogger("art_trainer")
-
-
-class LoadReport(msgspec.Struct, frozen=True):
-    """What loading found and took.
-
-    ``estimated_bytes`` is the preflight's figure for the peak, ``resident_bytes`` what the process has had
-    so far.
-    """
-
-    base_parameters: int
-    trained_parameters: int
-    estimated_bytes: int
-    resident_bytes: int
-    duration_s: float
-
-
-class _Loaded:
-    """What :meth:`TrainerRank.load` makes; lives until the rank is closed."""
-
-    def __init__(self, runtime: TrainerRuntimeSpec) -> None:
-        started = time.monotonic()
-        platform.reuse_freed_memory()
-        _check_environment(runtime.threads)
-        description = describe_model(read_config(runtime.model_path))
-        estimate = check_machine(runtime, description)
-        self.model = TrainableModel(description, _DTYPES[runtime.dtype], runtime.lora, runtime.model_path)
-        self.optimizer = AdapterOptimizer(self.model.adapter, runtime.optimizer)
-        self.cancellation = CancellationPoints(self.model)
-        self.peft_config = self.model.adapter.peft_config(runtime.base_model_name or runtime.model_path)
-        self.report = LoadReport(
-            base_parameters=self.model.base_parameter_count,
-            trained_parameters=self.model.adapter.parameter_count,
-            estimated_bytes=estimate.total,
-            resident_bytes=platform.peak_resident_bytes(),
-            duration_s=time.monotonic() - started,
-        )
-
-
-class _Run:
-    """What :meth:`TrainerRank.start_run` makes; lives until the next run or the end."""
-
-    def __init__(
-        self,
-        spec: TrainingRunSpec,
-        pool: SnapshotPool,
-        store: GenerationStore | None,
-        sinks: Mapping[str, SnapshotSink],
-    ) -> None:
-        self.spec = spec
-        self.pool = pool
-        self.store = store
-        self.durability = DurabilitySink(store) if store is not None else None
-        everyone = {**sinks, DURABILITY: self.durability} if self.durability is not None else dict(sinks)
-        self.lanes = {name: SinkLane(name, sink) for name, sink in everyone.items()}
-        self.durable_versions: set[int] = set()  # written or being written
-
-    def submit(self, slot: SnapshotSlot) -> SnapshotManifest:
-        """Hands a filled slot to every sink that does not have its version yet, and gives the slot back."""
-        manifest = slot.snapshot.manifest
-        for name, lane in self.lanes.items():
-            if name == DURABILITY:
-                if manifest.version in self.durable_versions:
-                    continue
-                self.durable_versions.add(manifest.version)
-            lane.submit(slot.lease())
-        slot.release()
-        return manifest
-
-    def unseen_errors(self) -> dict[str, str]:
-        return {key: text for lane in self.lanes.values() for key, text in lane.unseen_errors().items()}
-
-    async def close(self, deadline_s: float) -> list[str]:
-        """Drains the sinks, then frees everything; returns which sinks were cut off."""
-        drained = await asyncio.gather(*(lane.drain(deadline_s) for lane in self.lanes.values()))
-        cut_off = [name for name, done in zip(self.lanes, drained, strict=True) if not done]
-        if self.durability is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self.durability.close)
-        if self.store is not None:
-            self.store.close()
-        self.pool.close()
-        return cut_off
 
 
 class _ActiveJob:
@@ -179,8 +84,8 @@ class TrainerRank:
         self._thread = ThreadPoolExecutor(
             1, "art-trainer", initializer=platform.use_threads, initargs=(runtime.threads,)
         )
-        self._loaded: _Loaded | None = None
-        self._run: _Run | None = None
+        self._loaded: Loaded | None = None
+        self._run: ActiveRun | None = None
         self._active: _ActiveJob | None = None
         self._version = 0
         self._broken: str | None = None
@@ -203,7 +108,7 @@ class TrainerRank:
         """
         if self._loaded is not None or self._closed:
             raise RankStateError("the rank is closed" if self._closed else "the rank is loaded already")
-        self._loaded = await self._in_thread(lambda: _Loaded(self._runtime), deadline_s, "loading the model")
+        self._loaded = await self._in_thread(lambda: Loaded(self._runtime), deadline_s, "loading the model")
         return self._loaded.report
 
     async def start_run(self, run: TrainingRunSpec, deadline_s: float) -> int:
@@ -241,7 +146,7 @@ class TrainerRank:
                 store.close()
             raise
         self._version, self._broken = version, None
-        self._run = _Run(run, pool, store, self._sinks)
+        self._run = ActiveRun(run, pool, store, self._sinks)
         if version > 0:
             self._run.durable_versions.add(version)
         return version
@@ -342,7 +247,7 @@ class TrainerRank:
 
     # One job, as a task of its own: what happens does not depend on who reads the events.
 
-    async def _execute(self, active: _ActiveJob, loaded: _Loaded, run: _Run) -> None:
+    async def _execute(self, active: _ActiveJob, loaded: Loaded, run: ActiveRun) -> None:
         job, emit = active.job, active.events.put_nowait
         try:
             emit(Accepted(job.job_id, self._version))
@@ -361,7 +266,7 @@ class TrainerRank:
             self._active = None
             emit(_LAST)
 
-    async def _train(self, active: _ActiveJob, loaded: _Loaded, run: _Run) -> Completed:
+    async def _train(self, active: _ActiveJob, loaded: Loaded, run: ActiveRun) -> Completed:
         job, timings = active.job, dict[str, float]()
         loop = asyncio.get_running_loop()
 
@@ -411,7 +316,7 @@ class TrainerRank:
         }
         return Completed(job.job_id, self._version, metrics, timings, run.unseen_errors())
 
-    def _map(self, loaded: _Loaded, job: TrainJob) -> list[PackedRow]:
+    def _map(self, loaded: Loaded, job: TrainJob) -> list[PackedRow]:
         batch = self._mapper.map(job.batch)
         try:
             return packed_rows(
@@ -422,11 +327,11 @@ class TrainerRank:
         finally:
             batch.close()
 
-    def _step(self, loaded: _Loaded, job: TrainJob, gradients: Gradients) -> None:
+    def _step(self, loaded: Loaded, job: TrainJob, gradients: Gradients) -> None:
         loaded.optimizer.step(job.learning_rate, job.max_grad_norm, gradients.norm)
         self._version = job.resulting_version
 
-    def _fill(self, loaded: _Loaded, run: _Run, slot: SnapshotSlot) -> None:
+    def _fill(self, loaded: Loaded, run: ActiveRun, slot: SnapshotSlot) -> None:
         slot.fill(
             version=self._version,
             generation=new_generation_name(self._version) if run.store is not None else None,
@@ -435,7 +340,7 @@ class TrainerRank:
             optimizer=loaded.optimizer.state(),
         )
 
-    def _restore(self, loaded: _Loaded, run: TrainingRunSpec, store: GenerationStore | None) -> int:
+    def _restore(self, loaded: Loaded, run: TrainingRunSpec, store: GenerationStore | None) -> int:
         """Fresh weights, or those that ``run`` names; the version they are of."""
         generation = (
             store.find(run.resume_from) if store is not None and run.resume_from is not None else None
@@ -470,19 +375,19 @@ class TrainerRank:
         text = f"{type(error).__name__}: {error}"
         return Failed(job.job_id, self._version, code, text, "".join(traceback.format_exception(error)))
 
-    def _require_loaded(self) -> _Loaded:
+    def _require_loaded(self) -> Loaded:
         if self._closed:
             raise RankStateError("the rank is closed")
         if self._loaded is None:
             raise RankStateError("the rank is not loaded; call load first")
         return self._loaded
 
-    def _require_run(self) -> _Run:
+    def _require_run(self) -> ActiveRun:
         if self._run is None:
             raise RankStateError("the rank has no run; call start_run first")
         return self._run
 
-    def _require_idle(self) -> _Loaded:
+    def _require_idle(self) -> Loaded:
         if self._active is not None:
             raise RankStateError(f"job {self._active.job.job_id} is running")
         return self._require_loaded()
@@ -504,16 +409,6 @@ class TrainerRank:
         future = asyncio.get_running_loop().run_in_executor(self._thread, lambda: None)
         done, _ = await asyncio.wait([future], timeout=deadline_s)
         return bool(done)
-
-
-def _check_environment(threads: int) -> None:
-    wanted = rank_environment(threads)
-    missing = {name: value for name, value in wanted.items() if os.environ.get(name, "").upper() != value}
-    if threads > 1 and missing:
-        settings = " ".join(f"{name}={value}" for name, value in missing.items())
-        _logger.warning(
-            "start the rank's process with %s: steps are slower without on shared processors", settings
-        )
 
 
 @contextlib.contextmanager
