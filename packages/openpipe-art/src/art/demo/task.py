@@ -13,30 +13,28 @@ REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
 CLOSING = ".,;:!?"
 
 TRAINING_WORDINGS = (
-    "Respond with {}.",
-    "Reply with {}.",
-    "Please reply with {}.",
-    "Reply with one of {}.",
-    "Respond using only {}.",
-    "Respond with one word: {}.",
-    "Give one word as your answer: {}.",
-    "Reply {}.",
-    "Respond {}.",
-    "Tell me {}.",
-    "Choose {}.",
-    "What is it, {}?",
+    "Use one word as your reply: {}.",
+    "Answer with one of these words: {}.",
+    "Answer in one word: {}.",
+    "One word only: {}.",
+    "Pick one of these words: {}.",
+    "Choose one word: {}.",
+    "Give one of these words as your answer: {}.",
+    "A one-word reply, please: {}.",
+    "Your one-word answer: {}.",
 )
 HELD_OUT_WORDINGS = (
-    "Just respond with {}.",
-    "A one-word reply, please: {}.",
-    "Let me hear {}.",
-    "In one word: {}?",
-    "Would you say {}?",
-    "Make it short: {}.",
+    "Reply with a single word: {}.",
+    "Say one word: {}.",
+    "In a single word, {}.",
+    "Give me one word: {}.",
+    "Respond using only {}.",
+    "Which word is your answer: {}?",
 )
-# With "maybe" in front the untrained model already answers "yes" or "no" half of the time.
-ORDERS = (("yes", "no", "maybe"), ("no", "yes", "maybe"), ("yes", "maybe", "no"), ("no", "maybe", "yes"))
-_STYLES = ("{}, {} or {}", "{}, {}, or {}", "'{}', '{}' or '{}'", '"{}", "{}", or "{}"')
+# The untrained model says each of the words now and then to these, else there would be nothing to reinforce;
+# with "maybe" last, or in quotes, it hardly ever says it.
+ORDERS = (("maybe", "no", "yes"), ("no", "maybe", "yes"), ("yes", "no", "maybe"))
+_STYLES = ("{}, {} or {}", "{}, {}, or {}", "{}, {}, {}", "{} or {} or {}")
 _SEED_BITS = 31
 
 
