@@ -18,6 +18,8 @@ from torch import Tensor
 DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
 """Most bytes of logits held at once, unless one row alone is larger."""
 
+_VOCABULARY_BLOCK = 4096
+
 
 class SelectedLogprobs(NamedTuple):
     """Per loss entry, ``[L]`` each, float32 (float64 for float64 hidden states).
@@ -153,7 +155,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             log_normalizer[start:end] = normalizer[:, 0]
             logprobs[entries] = selected - normalizer[local, 0]
             if keep_mean:
-                mean_weight[start:end] = (probabilities.to(weight.dtype) @ weight).to(compute).div_(total)
+                mean_weight[start:end] = _over_vocabulary(probabilities, weight).div_(total)
             if with_entropy:
                 mean_logit = (probabilities.mul_(logits)).sum(1) / total[:, 0]
                 entropy[entries] = (normalizer[:, 0] - mean_logit)[local]
@@ -192,7 +194,7 @@ class _SelectedLogprobs(torch.autograd.Function):
                 delta.div_(rows.temperature[start:end, None])
                 grad_weight += delta.t() @ hidden[rows.source[start:end]].to(compute)
                 if grad_rows is not None:
-                    grad_rows[start:end] = delta @ weight.to(compute)
+                    grad_rows[start:end] = _over_vocabulary(delta, weight)
             elif grad_rows is not None:
                 part = mean_weight[start:end] * -row_grad[:, None]
                 part.index_add_(0, local, weight[targets[entries]].to(compute) * entry_grad[:, None])
@@ -214,6 +216,19 @@ def _entries(rows: _Rows, chunk: int) -> tuple[Tensor, Tensor]:
     """Entries of a chunk, and the row of each inside the chunk."""
     part = slice(rows.entry_bounds[chunk], rows.entry_bounds[chunk + 1])
     return rows.order[part], rows.row_of[part] - rows.bounds[chunk]
+
+
+def _over_vocabulary(rows: Tensor, weight: Tensor) -> Tensor:
+    """``rows @ weight`` in the dtype of ``rows``, summed block by block.
+
+    For a few rows, matrix libraries sum along the whole vocabulary in one go. What is left of the gradient after
+    the large common part of the embeddings cancels then has a thousand times the rounding error of a few more rows.
+    """
+    total = torch.zeros(rows.shape[0], weight.shape[1], dtype=rows.dtype, device=rows.device)
+    for start in range(0, weight.shape[0], _VOCABULARY_BLOCK):
+        block = slice(start, start + _VOCABULARY_BLOCK)
+        total += (rows[:, block].to(weight.dtype) @ weight[block]).to(rows.dtype)
+    return total
 
 
 def _scaled_logits(hidden: Tensor, weight: Tensor, rows: _Rows, start: int, end: int) -> Tensor:
