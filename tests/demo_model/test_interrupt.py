@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,12 +19,11 @@ LIMIT_S = 10.0
 
 
 @pytest.fixture
-def checker(tmp_path: Path) -> Iterator[LeftoverChecker]:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    checker = LeftoverChecker(temporary)
-    yield checker
-    checker.kill_all()
+def checker() -> Iterator[LeftoverChecker]:
+    with tempfile.TemporaryDirectory(prefix="art-") as temporary:  # short: sockets have to fit into it
+        checker = LeftoverChecker(Path(temporary))
+        yield checker
+        checker.kill_all()
 
 
 class Demo:

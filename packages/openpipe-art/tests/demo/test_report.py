@@ -109,7 +109,7 @@ def test_the_folder_is_named_last_also_after_an_error(report: RunReport, stream:
     with pytest.raises(RuntimeError, match="broken"):
         break_in(report)
     *_, end, folder = stream.getvalue().splitlines()
-    assert end.startswith("stopped after 1 steps and 0 s, mean reward 0.750 over the last 1")
+    assert end.startswith("stopped after 1 step and 0 s, mean reward 0.750 over the last 1")
     assert folder == f"run folder: {report.folder}"
 
 

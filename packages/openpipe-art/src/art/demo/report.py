@@ -73,7 +73,9 @@ class RunReport:
         how = "ended" if kind is None else "stopped"
         last = self._rewards[-WINDOW:]
         reward = f", mean reward {statistics.fmean(last):.3f} over the last {len(last)}" if last else ""
-        self.line(f"{how} after {steps} steps and {elapsed:.0f} s{reward}")
+        if self._terminal and kind is not None:
+            self.line("")  # the terminal has written ^C
+        self.line(f"{how} after {steps} {'step' if steps == 1 else 'steps'} and {elapsed:.0f} s{reward}")
         self.line(f"run folder: {self.folder}")
 
     def line(self, text: str) -> None:
