@@ -116,5 +116,5 @@ class LeftoverChecker:
             except psutil.NoSuchProcess:
                 continue
         for name in segments() - self.segments_before:
-            if name.startswith("art-"):
+            if name.startswith("art-") and not _is_foreign(_segment_owner(name), self.mark):
                 (SEGMENTS / name).unlink(missing_ok=True)

@@ -282,6 +282,8 @@ class _Build:
             )
 
     async def _sync(self, lock: int) -> None:
+        temporary = self._path / "tmp"
+        temporary.mkdir()  # uv leaves lock files in TMPDIR; the supervisor removes the folder
         command = supervised(
             [
                 *(
@@ -297,6 +299,7 @@ class _Build:
                 *("--project", str(self._path / "source" / self._bundle.project), "--python", sys.executable),
             ],
             grace_s=_UV_GRACE_S,
+            scratch=temporary,
         )
         environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
         environment |= {
@@ -304,6 +307,7 @@ class _Build:
             "UV_PYTHON_DOWNLOADS": "never",
             "UV_COMPILE_BYTECODE": "1",
             "PYTHONDONTWRITEBYTECODE": "",
+            "TMPDIR": str(temporary),
         }
         process = await asyncio.create_subprocess_exec(
             *command,

@@ -80,12 +80,12 @@ def _demo(options: argparse.Namespace) -> int:
     from art.distributed import monarch_cli
     from art.distributed.programs import Program
 
-    with monarch_cli._Signals() as signals:
+    with monarch_cli.Signals() as signals:
         print('art demo: SmolLM2-135M-Instruct learns to answer "maybe" (Ctrl-C ends it)', flush=True)
         program = Program("art.demo.yes_no_maybe.train", "main")
         launch = argparse.Namespace(port=0, startup_timeout=_STARTUP_TIMEOUT_S)
         try:
-            asyncio.run(monarch_cli._run_local(program, _with_settings(options), launch, signals))
+            asyncio.run(monarch_cli.run_local(program, _with_settings(options), launch, signals))
         except (asyncio.CancelledError, KeyboardInterrupt):
             if signals.received is None:
                 raise

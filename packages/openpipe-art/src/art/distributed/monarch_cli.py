@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str] | None = None) -> int:
     """As :func:`main`, but returns the exit code."""
     options = _parser().parse_args(arguments)
-    with _Signals() as signals:
+    with Signals() as signals:
         try:
             program = parse_program(options.program)
             function = program.load()
@@ -88,9 +88,9 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _run_program(program: Program, function: Main, options: argparse.Namespace, signals: "_Signals") -> int:
+def _run_program(program: Program, function: Main, options: argparse.Namespace, signals: "Signals") -> int:
     try:
-        asyncio.run(_run_local(program, function, options, signals))
+        asyncio.run(run_local(program, function, options, signals))
     except (asyncio.CancelledError, KeyboardInterrupt):
         if signals.received is None:
             sys.stderr.write("art-monarch: the program was cancelled\n")
@@ -116,8 +116,8 @@ def _report(error: BaseException) -> None:
         traceback.print_exception(error)
 
 
-async def _run_local(
-    program: Program, function: Main, options: argparse.Namespace, signals: "_Signals"
+async def run_local(
+    program: Program, function: Main, options: argparse.Namespace, signals: "Signals"
 ) -> None:
     from art.distributed.host_meshes import HostMeshes
     from art.distributed.launch import ArtLaunchContext
@@ -134,7 +134,7 @@ async def _run_local(
         await hosts.close()
 
 
-class _Signals:
+class Signals:
     """Turns the first signal into a cancellation of the program and leaves the process some seconds later.
 
     A thread waits for signals by the wakeup descriptor, so that it also notices one while the main thread is
@@ -146,7 +146,7 @@ class _Signals:
         self._target: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
         self._lock = threading.Lock()
 
-    def __enter__(self) -> "_Signals":
+    def __enter__(self) -> "Signals":
         self._read, self._write = socket.socketpair()
         self._write.setblocking(False)
         self._old = {number: signal.signal(number, _noted) for number in _SIGNALS}

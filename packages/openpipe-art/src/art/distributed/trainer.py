@@ -4,6 +4,7 @@ The rank's process owns the model, the optimizer and the snapshot segments. It p
 directly; the controller sees references and events only.
 """
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -85,6 +86,8 @@ class TrainerService:
     """A service (see :mod:`art.distributed.service`): one rank of one trainer."""
 
     def __init__(self, spec: TrainerRuntimeSpec) -> None:
+        # torch warns that a CUDA toolkit without a device is of no use, which a rank on a CPU knows.
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
         from art_trainer.rank import TrainerRank
 
         self._sink = PublicationSink()
