@@ -1,5 +1,7 @@
 """The tiny model is made once; every test gets a run folder and a leftover checker of its own."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def checker(tmp_path: Path) -> LeftoverChecker:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    return LeftoverChecker(temporary)
+def checker() -> Iterator[LeftoverChecker]:
+    with tempfile.TemporaryDirectory(prefix="art-") as temporary:  # short: sockets have to fit into it
+        yield LeftoverChecker(Path(temporary))

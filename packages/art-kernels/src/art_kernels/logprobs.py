@@ -221,8 +221,8 @@ def _entries(rows: _Rows, chunk: int) -> tuple[Tensor, Tensor]:
 def _over_vocabulary(rows: Tensor, weight: Tensor) -> Tensor:
     """``rows @ weight`` in the dtype of ``rows``, summed block by block.
 
-    For a few rows, matrix libraries sum along the whole vocabulary in one go. What is left of the gradient after
-    the large common part of the embeddings cancels then has a thousand times the rounding error of a few more rows.
+    For a few rows, matrix libraries sum along the whole vocabulary in one go. The large common part of the
+    embeddings cancels in the gradient, and what is left then has far more rounding error than with many rows.
     """
     total = torch.zeros(rows.shape[0], weight.shape[1], dtype=rows.dtype, device=rows.device)
     for start in range(0, weight.shape[0], _VOCABULARY_BLOCK):

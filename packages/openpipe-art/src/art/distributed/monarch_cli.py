@@ -119,6 +119,12 @@ def _report(error: BaseException) -> None:
 async def run_local(
     program: Program, function: Main, options: argparse.Namespace, signals: "Signals"
 ) -> None:
+    """Starts one loopback worker, runs ``function`` with its launch context and closes the worker.
+
+    Raises:
+        StartupError: the worker did not come up.
+        CloseError: what failed while closing; whatever ``function`` raised comes as its context.
+    """
     from art.distributed.host_meshes import HostMeshes
     from art.distributed.launch import ArtLaunchContext
 
