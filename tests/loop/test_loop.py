@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from art_testing.leftovers import LeftoverChecker
+from art_testing.leftovers import LeftoverChecker, marked_processes
 from art_testing.loop_run import LoopRun
 from safetensors.numpy import load_file
 
 STEPS = 3
+LOOPBACK = ("127.0.0.1", "::1")
 
 
 def generations(run_dir: Path) -> list[str]:
@@ -21,6 +22,9 @@ def test_it_trains_resumes_and_leaves_nothing(
     run_dir = tmp_path / "run"
     with LoopRun(tiny_model, run_dir, checker, STEPS) as run:
         run.ready()
+        for process in marked_processes(checker.mark):
+            for connection in process.net_connections("inet"):
+                assert connection.status != "LISTEN" or connection.laddr.ip in LOOPBACK, connection
         steps = [run.step() for _ in range(STEPS)]
         assert run.end(30) == 0, run.output
         checker.assert_clean(within_s=5)

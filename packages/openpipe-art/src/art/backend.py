@@ -113,7 +113,7 @@ class MegatronBackend:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.close(60.0 if kind is None else 2.0)
 
     def run_dir(self, model: TrainableModel) -> Path:
         """The folder that the model's run is kept in."""
@@ -133,6 +133,8 @@ class MegatronBackend:
             raise ConfigError("this backend is closed; make a new one")
         if model.name in self._models:
             raise ConfigError(f"model {model.name!r} is registered with this backend already")
+        _check_model_folder(Path(model.base_model))
+        self._check_run_folder(self.run_dir(model))
         config = get_megatron_runtime_config()
         runtime = await self._started_runtime()
         placed = place(
@@ -156,6 +158,14 @@ class MegatronBackend:
         model.inference_base_url = endpoint.base_url
         model.inference_api_key = endpoint.api_key
         model.inference_model_name = endpoint.model_name
+
+    def _check_run_folder(self, folder: Path) -> None:
+        kept = sorted(path.name for path in (folder / "generations").glob("step-*"))
+        if kept and not self._resume:
+            raise ConfigError(
+                f"{folder} holds a run already ({len(kept)} generations, the newest {kept[-1]}); choose "
+                "another folder, or pass resume=True to MegatronBackend to continue it"
+            )
 
     async def _started_runtime(self) -> ArtRuntime:
         if self._runtime is None:
@@ -186,8 +196,11 @@ class MegatronBackend:
         async with registered.lock:
             return await registered.train(list(groups), config or TrainConfig())
 
-    async def close(self) -> None:
+    async def close(self, durability_s: float = 60.0) -> None:
         """Waits for durability, then ends trainers, services and, where owned, the runtime. Repeatable.
+
+        Args:
+            durability_s: how long to wait for the last version to be durable, in seconds.
 
         Raises:
             CloseError: what failed, durability of the last version included; all was ended anyway.
@@ -197,7 +210,7 @@ class MegatronBackend:
         self._closed = True
         failures: list[Exception] = []
         for registered in self._models.values():
-            failures += await registered.close()
+            failures += await registered.close(durability_s)
         self._models.clear()
         if self._owns_runtime and self._runtime is not None:
             try:
@@ -440,13 +453,13 @@ class _Registered:
                 )
         return completed
 
-    async def close(self) -> list[Exception]:
+    async def close(self, durability_s: float) -> list[Exception]:
         """Waits for durability and ends all parts; returns what failed."""
         failures: list[Exception] = []
         trainer = self._trainer
         if trainer is not None and trainer.handle.alive and self._version > 0:
             try:
-                await trainer.wait_sink(DURABILITY, self._version, 60.0)
+                await trainer.wait_sink(DURABILITY, self._version, durability_s)
             except ArtError as error:
                 failures.append(error)
         return failures + await self.discard()
@@ -458,6 +471,21 @@ class _Registered:
         )
         self._segments.close()
         return [result for result in results if isinstance(result, Exception)]
+
+
+def _check_model_folder(folder: Path) -> None:
+    """Checks what can be seen without loading anything.
+
+    Raises:
+        ConfigError: it is no folder of a Hugging Face model with safetensors weights and a tokenizer.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"base_model {str(folder)!r} is no folder; give the folder of a Hugging Face model")
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    if not any(folder.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        raise ConfigError(f"base_model {folder} is no complete model: it has no {', no '.join(missing)}")
 
 
 async def _together[*Results](*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:

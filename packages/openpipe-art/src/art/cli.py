@@ -108,9 +108,10 @@ def _with_settings(options: argparse.Namespace) -> "Main":
 def _errors() -> tuple[type[Exception], ...]:
     """The errors whose text names cause and remedy, so that a traceback would add nothing."""
     from art.errors import ArtError
-    from art_serving.errors import ServingError
+    from art_serving import ServingError
+    from art_topology import TopologyError
 
-    return (ArtError, ServingError)
+    return (ArtError, ServingError, TopologyError)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,10 @@ from typing import NoReturn
 from art.distributed.errors import CloseError, ProgramError
 from art.distributed.programs import Main, Program, parse_program
 from art.errors import ArtError
+from art_topology import TopologyError
+
+_CLEAR = (ArtError, TopologyError)
+"""Errors whose text names cause and remedy, so that a traceback would add nothing."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LEAVE_S = 7.0
@@ -95,7 +99,7 @@ def _run_program(program: Program, function: Main, options: argparse.Namespace, 
         if signals.received is None:
             sys.stderr.write("art-monarch: the program was cancelled\n")
             return _FAILURE
-    except ArtError as error:
+    except _CLEAR as error:
         _report(error)
         return _FAILURE
     except SystemExit as leave:
@@ -110,7 +114,7 @@ def _report(error: BaseException) -> None:
     """One message for an error of ART, a traceback for another; what closing hid comes first."""
     if isinstance(error, CloseError) and error.__context__ is not None:
         _report(error.__context__)
-    if isinstance(error, ArtError):
+    if isinstance(error, _CLEAR):
         sys.stderr.write(f"art-monarch: {error}\n")
     elif not isinstance(error, asyncio.CancelledError):
         traceback.print_exception(error)
