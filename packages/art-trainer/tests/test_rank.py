@@ -333,6 +333,17 @@ async def test_a_sink_gets_versions_in_order_and_one_at_a_time(make_rank, job):
     assert list(sink.snapshots) == [1, 2, 3]
 
 
+async def test_completed_tells_once_what_the_sinks_finished(make_rank, job):
+    rank = await make_rank({"quick": Collector()})
+    told = []
+    for version in range(3):
+        completed = (await collect(rank, job(version)))[-1]
+        told += [(receipt.sink, receipt.version) for receipt in completed.receipts]
+        await rank.wait_sink("quick", version + 1, DEADLINE_S)
+    # The receipt of the last version may come after its job's last event.
+    assert [entry for entry in told if entry[1] < 3] == [("collector", 1), ("collector", 2)]
+
+
 async def test_a_sinks_error_reaches_who_waits_and_the_next_completed(make_rank, job):
     sink = Collector()
     rank = await make_rank({"broken": sink})

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from art_dataplane import SnapshotManifest
+from art_dataplane import Receipt, SnapshotManifest
 from art_trainer.errors import EventOrderError
 
 Stage = Literal["map", "forward_backward", "optimizer", "snapshot"]
@@ -45,7 +45,8 @@ class Completed(msgspec.Struct, frozen=True, tag="completed"):
     """The step is taken: the rank is at ``version``.
 
     ``metrics`` are dimensionless unless their name says otherwise; ``timings`` are seconds per stage;
-    ``sink_errors`` are failures of sinks that nobody has waited for yet (``"name@version"`` to message).
+    ``sink_errors`` are failures of sinks that nobody has waited for yet (``"name@version"`` to message);
+    ``receipts`` are what sinks finished since the last completed job, usually of the version before.
     """
 
     job_id: str
@@ -53,6 +54,7 @@ class Completed(msgspec.Struct, frozen=True, tag="completed"):
     metrics: dict[str, float]
     timings: dict[str, float]
     sink_errors: dict[str, str] = {}
+    receipts: tuple[Receipt, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

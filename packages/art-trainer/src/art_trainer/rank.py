@@ -314,7 +314,9 @@ class TrainerRank:
             "physical_tokens": float(sum(len(row.token_ids) for row in rows)),
             "loss_entries": float(sum(len(row.loss) for row in rows)),
         }
-        return Completed(job.job_id, self._version, metrics, timings, run.unseen_errors())
+        return Completed(
+            job.job_id, self._version, metrics, timings, run.unseen_errors(), run.take_receipts()
+        )
 
     def _map(self, loaded: Loaded, job: TrainJob) -> list[PackedRow]:
         batch = self._mapper.map(job.batch)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 import torch
 
-from art_dataplane import SnapshotManifest, SnapshotSink
+from art_dataplane import Receipt, SnapshotManifest, SnapshotSink
 from art_trainer import platform
 from art_trainer.durability import DurabilitySink, GenerationStore
 from art_trainer.environment import rank_environment
@@ -94,6 +94,10 @@ class ActiveRun:
             lane.submit(slot.lease())
         slot.release()
         return manifest
+
+    def take_receipts(self) -> tuple[Receipt, ...]:
+        """What the sinks finished since the last call."""
+        return tuple(receipt for lane in self.lanes.values() for receipt in lane.take_receipts())
 
     def unseen_errors(self) -> dict[str, str]:
         """Errors of sinks that nobody has waited for, as ``NAME@VERSION`` to message."""

@@ -24,6 +24,7 @@ class SinkLane:
         self._outcomes: OrderedDict[int, asyncio.Future[Receipt]] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unseen: dict[int, BaseException] = {}
+        self._untold: list[Receipt] = []
 
     def submit(self, lease: SnapshotLease) -> None:
         """Queues a snapshot and returns at once; owns the lease from here on."""
@@ -53,6 +54,11 @@ class SinkLane:
     def unseen_errors(self) -> dict[str, str]:
         """Errors that nobody waited for, as ``NAME@VERSION`` to message; they stay unseen."""
         return {f"{self.name}@{version}": f"{type(e).__name__}: {e}" for version, e in self._unseen.items()}
+
+    def take_receipts(self) -> tuple[Receipt, ...]:
+        """Receipts that came since the last call, in the order of versions."""
+        receipts, self._untold = tuple(self._untold), []
+        return receipts
 
     async def drain(self, deadline_s: float) -> bool:
         """Waits for everything submitted; cancels what is left at the deadline and returns False then."""
@@ -97,4 +103,5 @@ class SinkLane:
             if not isinstance(error, Exception):
                 raise
         else:
+            self._untold.append(receipt)
             outcome.set_result(receipt)

@@ -50,6 +50,7 @@ from art_dataplane import (
     TrajectoryQueue,
     TrajectoryRef,
     TrajectoryStore,
+    encode,
 )
 from art_serving import EngineOptions
 from art_topology import compile_topology, local_cluster
@@ -326,12 +327,12 @@ class _Registered:
         if packed.ref is None:
             await self._drop(selection.refs)
             return TrainResult(self._version, metrics | {"skipped": 1.0})
-        completed = await self._stepped(packed, config)
+        completed, snapshot_bytes = await self._stepped(packed, config)
         self._version = completed.version
         await self._drop(selection.refs)
         published = time.monotonic()
-        receipt = await self._runtime.failures.guard(
-            self._ready_trainer.wait_sink(PUBLISH, self._version, self._backend._step_timeout_s)
+        report = await self._runtime.failures.guard(
+            self._ready_trainer.wait_published(self._version, self._backend._step_timeout_s)
         )
         if completed.sink_errors:
             raise RuntimeFailure(
@@ -341,8 +342,17 @@ class _Registered:
         metrics |= completed.metrics
         metrics |= {f"train_{stage}": seconds for stage, seconds in completed.timings.items()}
         metrics |= {
-            "publish_s": receipt.duration_s,
+            f"{receipt.sink}_s": receipt.duration_s
+            for receipt in completed.receipts
+            if receipt.sink == DURABILITY
+        }
+        metrics |= {
+            "record_bytes": float(sum(ref.byte_count for ref in selection.refs)),
+            "reference_bytes": float(len(encode(selection.refs))),
+            "snapshot_bytes": float(snapshot_bytes),
+            "publish_s": report.duration_ms / 1e3,
             "publish_wait_s": time.monotonic() - published,
+            "engine_pause_s": report.pause_ms / 1e3,
             "train_s": time.monotonic() - begun,
             "skipped": 0.0,
         }
@@ -424,7 +434,7 @@ class _Registered:
             else:
                 await self._owner(name).call("drop", theirs, deadline_s=self._runtime.topology.rpc_timeout_s)
 
-    async def _stepped(self, packed: PackingResult, config: TrainConfig) -> Completed:
+    async def _stepped(self, packed: PackingResult, config: TrainConfig) -> tuple[Completed, int]:
         assert packed.ref is not None
         assert self._packer is not None
         job = RlTrainJob(
@@ -439,7 +449,7 @@ class _Registered:
         )
         outcome = Outcome.DISCARDED
         try:
-            completed = await self._runtime.failures.guard(
+            completed, snapshot_bytes = await self._runtime.failures.guard(
                 self._ready_trainer.step(job, event_timeout_s=self._backend._step_timeout_s)
             )
             outcome = Outcome.CONSUMED
@@ -451,7 +461,7 @@ class _Registered:
                     outcome,
                     deadline_s=self._runtime.topology.rpc_timeout_s,
                 )
-        return completed
+        return completed, snapshot_bytes
 
     async def close(self, durability_s: float) -> list[Exception]:
         """Waits for durability and ends all parts; returns what failed."""

@@ -17,7 +17,7 @@ from art.distributed.peer import Peer, PeerReference
 from art_dataplane.batch import ShmBatchMapper
 from art_dataplane.snapshot import Receipt, SnapshotLease, SnapshotManifest
 from art_serving import ActivationReport
-from art_trainer.events import Completed, TrainerEvent
+from art_trainer.events import Completed, SnapshotReady, TrainerEvent
 from art_trainer.specs import RlTrainJob, TrainerRuntimeSpec, TrainingRunSpec
 
 DURABILITY = "durability"
@@ -47,6 +47,7 @@ class PublicationSink:
         self._service: Peer | None = None
         self._deadline_s = 60.0
         self._active: SnapshotLease | None = None
+        self.report: ActivationReport | None = None
 
     def connect(self, service: Peer, deadline_s: float) -> None:
         """Names the service; each activation may take ``deadline_s`` seconds."""
@@ -69,7 +70,7 @@ class PublicationSink:
         except BaseException:
             lease.release()
             raise
-        previous, self._active = self._active, lease
+        previous, self._active, self.report = self._active, lease, report
         if previous is not None:
             previous.release()
         detail = f"active, engine stood for {report.pause_ms:.1f} ms"
@@ -118,6 +119,13 @@ class TrainerService:
         """Waits for a sink; see :meth:`TrainerRank.wait_sink`."""
         return await self._rank.wait_sink(name, version, deadline_s)
 
+    async def wait_published(self, version: int, deadline_s: float) -> ActivationReport:
+        """Waits until a version is active and returns how that went."""
+        await self._rank.wait_sink(PUBLISH, version, deadline_s)
+        if self._sink.report is None or self._sink.report.version != version:
+            raise RuntimeFailure(f"version {version} is not the one that was activated last")
+        return self._sink.report
+
     async def close(self) -> None:
         """Drains the sinks and frees the rank."""
         self._sink.close()
@@ -164,17 +172,20 @@ class MegatronTrainer:
         async for event in self.handle.stream("run", job, deadline_s=event_timeout_s):
             yield event
 
-    async def step(self, job: RlTrainJob, *, event_timeout_s: float) -> Completed:
-        """Runs one job to its end.
+    async def step(self, job: RlTrainJob, *, event_timeout_s: float) -> tuple[Completed, int]:
+        """Runs one job to its end; returns its last event and the bytes of the snapshot that it made.
 
         Raises:
             RuntimeFailure: the job failed or was cancelled, with the rank's reason.
         """
         last: TrainerEvent | None = None
+        snapshot_bytes = 0
         async for event in self.run(job, event_timeout_s=event_timeout_s):
             last = event
+            if isinstance(event, SnapshotReady):
+                snapshot_bytes = event.manifest.byte_count
         if isinstance(last, Completed):
-            return last
+            return last, snapshot_bytes
         reason = getattr(last, "message", "it was cancelled" if last is not None else "it sent no event")
         raise RuntimeFailure(f"{self.handle.role}: job {job.job_id} did not complete: {reason}")
 
@@ -186,6 +197,15 @@ class MegatronTrainer:
         """
         receipt: Receipt = await self._call("wait_sink", deadline_s, name, version)
         return receipt
+
+    async def wait_published(self, version: int, deadline_s: float) -> ActivationReport:
+        """Waits until the model service runs a version and returns how that went.
+
+        Raises:
+            RuntimeFailure: it could not be activated, with the cause, or not in time.
+        """
+        report: ActivationReport = await self._call("wait_published", deadline_s, version)
+        return report
 
     async def _call(self, method: str, deadline_s: float, *arguments: Any) -> Any:
         """A call whose deadline is enforced by the rank, and a little later here."""
