@@ -238,7 +238,7 @@ class TrainerRank:
             cut_off = await run.close(max(0.1, end - time.monotonic()))
             problems = run.unseen_errors()
             problems |= dict.fromkeys(cut_off, f"not done after {deadline_s} s")
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=idle, cancel_futures=True)  # an idle thread ends at once
         self._loaded = None
         if not idle:
             raise RankStateError(f"the compute thread has not stopped after {deadline_s} s; end the process")
