@@ -34,7 +34,7 @@ def sync(session: nox.Session, *arguments: str) -> None:
 
 def pytest(session: nox.Session, *arguments: str) -> None:
     """Runs pytest and fails on a skipped test as on a failed one."""
-    report = Path(session.create_tmp()).resolve() / "junit.xml"
+    report = Path(session.virtualenv.location).resolve() / "junit.xml"
     session.run("python", "-m", "pytest", "-q", f"--junitxml={report}", *arguments, *session.posargs)
     suites = ElementTree.parse(report).getroot()
     skipped = [
@@ -92,7 +92,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def build(session: nox.Session) -> None:
     """Builds every wheel and sdist and imports each from the built files in an empty environment."""
-    dist = Path(session.create_tmp()).resolve() / "dist"
+    dist = Path(session.virtualenv.location).resolve() / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     session.run("uv", "build", "--all-packages", "--out-dir", str(dist), external=True, silent=True)
     constraints = dist / "constraints.txt"
