@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from art.distributed.actor_process import CPUS_VARIABLE
+from art.distributed.actor_process import ACTOR_TMPDIR_VARIABLE, CPUS_VARIABLE
 from art.distributed.callables import InstalledAsyncCallable
 from art.distributed.errors import CloseError, RuntimeFailure, StartupError
 from art.distributed.failures import FailureWatch
@@ -226,7 +226,8 @@ class ArtRuntime:
         from art_trainer import rank_environment
 
         limit = 10 * self.topology.startup_timeout_s if deadline_s is None else deadline_s
-        env = rank_environment(spec.threads)
+        # torch makes cache folders in TMPDIR as soon as it is used; in the run's folder they go with the run.
+        env = {**rank_environment(spec.threads), ACTOR_TMPDIR_VARIABLE: str(self.temp_dir)}
         handle = await self.spawn_actor(name, TrainerService, spec, host=host, env=env, deadline_s=limit)
         trainer = MegatronTrainer(handle, self.topology.rpc_timeout_s)
         try:
