@@ -134,6 +134,7 @@ async def test_a_killed_engine_is_named_and_a_restart_serves_the_committed_versi
                 await request
         failed = await until(service.state, lambda state: state.health is Health.FAILED, 10)
         assert f"engine core (pid {engine}) was killed by SIGKILL" in failed.detail
+        assert str(tmp_path) in failed.detail, "it says where the log is"
         with pytest.raises(ActivationError):
             await service.activate(snapshots.make(22), 5)
         await until(lambda: processes_below(state.members[0].pid, engine), lambda found: not found, 10)

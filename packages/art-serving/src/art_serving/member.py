@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -26,6 +27,8 @@ _GRACE_S = 6.0
 _KILL_S = 3.0
 _SOCKET_FOLDER_BYTES = 107 - len("/art-vllm-12345678/") - 36
 """A unix socket's path has at most 107 bytes; vLLM names its sockets by UUIDs of 36."""
+_ERROR_BYTES = 1 << 16
+_EXCEPTION = re.compile(r"^(?:\(.*?\) )?(?:ERROR .*?\] )?((?:\w+\.)*\w*Error: .+)$", re.MULTILINE)
 _TAIL_LINES = 25
 _PROGRESS = "ART "
 
@@ -146,6 +149,13 @@ class MemberProcess:
         lines = self.log_file.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
         return "\n".join(f"  {line}" for line in lines)
 
+    def _last_error(self) -> str:
+        """The last exception in the log's end, as ``: TYPE: MESSAGE``; empty when there is none."""
+        with self.log_file.open("rb") as log:
+            log.seek(max(0, self.log_file.stat().st_size - _ERROR_BYTES))
+            found = _EXCEPTION.findall(log.read().decode(errors="replace"))
+        return f": {found[-1]}" if found else ""
+
     def stats(self) -> EngineStats | None:
         """The member's statistics; None before it is ready."""
         return self._stats.read() if self._stats is not None else None
@@ -166,6 +176,8 @@ class MemberProcess:
                 try:
                     answer = await self._client.state(deadline_s)
                     health, detail = answer.health, answer.detail
+                    if health is Health.FAILED:
+                        detail = f"{detail}{self._last_error()}; its log is {self.log_file}"
                 except MemberError as error:
                     dead = self._process is not None and self._process.returncode is not None
                     health, detail = (Health.FAILED, self.failure()) if dead else (Health.STALLED, str(error))
