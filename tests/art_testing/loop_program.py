@@ -68,6 +68,14 @@ async def main(launch: ArtLaunchContext) -> None:
                 )
                 result = await model.train(groups, config=art.TrainConfig(learning_rate=1e-3))
                 say("STEP", {"step": result.step, **result.metrics})
+            try:
+                await model.train(groups)
+            except art.ArtError as error:
+                say("AGAIN", str(error))
+        try:
+            model.openai_client()
+        except art.ArtError as error:
+            say("CLOSED", str(error))
     finally:
         await runtime.close()
     say("END", None)

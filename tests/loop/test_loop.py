@@ -26,6 +26,8 @@ def test_it_trains_resumes_and_leaves_nothing(
             for connection in process.net_connections("inet"):
                 assert connection.status != "LISTEN" or connection.laddr.ip in LOOPBACK, connection
         steps = [run.step() for _ in range(STEPS)]
+        assert "12 of these trajectories were used already" in run.wait_for("AGAIN", 10)
+        assert "is not registered" in run.wait_for("CLOSED", 30)
         assert run.end(30) == 0, run.output
         checker.assert_clean(within_s=5)
 

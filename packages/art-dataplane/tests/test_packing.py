@@ -213,6 +213,13 @@ def test_the_order_within_a_group_changes_no_row(exchange, record):
     assert entries_of(one, batch_one) == entries_of(two, batch_two)
 
 
+def test_records_of_truncated_sampling_are_counted(exchange, record):
+    cut = msgspec.structs.replace(exchange([1, 2], [3]), truncated_sampling=True)
+    group = [record("a", "g", [cut], reward=1.0), record("b", "g", [exchange([1, 2], [4])], reward=0.0)]
+    plan, _ = pack_in_memory([group], 16)
+    assert plan.counts.truncated_records == 1
+
+
 def test_counts_say_what_was_left_out(exchange, record):
     groups = [
         [record("a", "g0", reward=1.0), record("b", "g0", reward=0.0), record("c", "g0", failed=True)],
@@ -225,6 +232,7 @@ def test_counts_say_what_was_left_out(exchange, record):
     assert (counts.dropped_zero_variance_groups, counts.zero_variance_groups) == (1, 1)
     assert counts.records_without_targets == 2
     assert (counts.logical_tokens, counts.physical_tokens, counts.loss_entries) == (10, 4, 4)
+    assert counts.truncated_records == 0
     assert (plan.record_ids, plan.group_ids) == (("a", "b"), ("g0",))
 
 

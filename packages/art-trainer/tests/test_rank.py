@@ -281,6 +281,19 @@ async def test_cancellation_stops_between_two_layers(make_rank, job):
     assert not [e for e in events if isinstance(e, Progress) and e.stage == "forward_backward"]
 
 
+async def test_closing_the_rank_during_a_job_cancels_it_and_drains_the_sinks(make_rank, job):
+    sink = Collector()
+    rank = await make_rank({"slow": sink})
+    await collect(rank, job(0))
+    stream = rank.run(job(1))
+    assert isinstance(await anext(stream), Accepted)
+    await rank.close(DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S):
+        last = [event async for event in stream][-1]
+    assert isinstance(last, Cancelled | Completed)
+    assert 1 in sink.snapshots, "what was submitted before the close has reached the sink"
+
+
 async def test_closing_the_iterator_cancels_and_frees_the_rank(make_rank, job):
     rank = await make_rank()
     stream = rank.run(job(0))

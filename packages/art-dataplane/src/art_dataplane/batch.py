@@ -66,6 +66,8 @@ class PackingCounts(msgspec.Struct, frozen=True):
         failed_records: records whose rollout failed; they take no part in the advantages.
         records_without_targets: records that did not fail and have no completion token.
         zero_variance_groups: groups whose rewards are all equal, left out or not.
+        truncated_records: records in the batch that were sampled with top-k, top-p, min-p, penalties or the
+            like, so that the ratio of their tokens is approximate.
     """
 
     trajectory_count: int
@@ -78,6 +80,7 @@ class PackingCounts(msgspec.Struct, frozen=True):
     failed_records: int = 0
     records_without_targets: int = 0
     zero_variance_groups: int = 0
+    truncated_records: int = 0
 
 
 class PackedBatchRef(msgspec.Struct, frozen=True):

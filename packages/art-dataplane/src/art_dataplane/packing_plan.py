@@ -90,6 +90,9 @@ class PackingPlan:
             physical_tokens=int(self._row_offsets[-1]),
             loss_entries=int(self._loss_row_offsets[-1]),
             group_count=len(group_ids),
+            truncated_records=sum(
+                any(exchange.truncated_sampling for exchange in record.exchanges) for record in records
+            ),
             **excluded,
         )
         self.tensors, self.byte_count = _layout(self.counts, routes)

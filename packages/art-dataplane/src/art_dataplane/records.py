@@ -38,12 +38,12 @@ class TokenRecord(msgspec.Struct, frozen=True, eq=False):
         prompt_ids: int32 ``[P]``.
         completion_ids: int32 ``[C]``.
         logprobs: float32 ``[C]``; natural logarithm, of the distribution sampled from with its temperature
-            applied and no truncation.
+            applied. Without ``truncated_sampling`` that is the softmax of the logits over the temperature.
         prompt_spans: which version computed the keys and values of each prompt token.
         completion_spans: which version sampled each completion token.
         temperature: the sampling temperature; the trainer divides its logits by it.
-        truncated_sampling: top-k, top-p, min-p or penalties were used, so a ratio to ``logprobs`` is
-            approximate.
+        truncated_sampling: top-k, top-p, min-p or penalties were used, or it was greedy, so a ratio to
+            ``logprobs`` is approximate. Batches count such records (``PackingCounts.truncated_records``).
         adapter_generation: name of the durable generation of the adapter, when it came from one.
         finish_reason: as OpenAI's.
         routes: for MoE, when captured.

@@ -201,7 +201,8 @@ class TrainerRank:
         if active is None or active.job.job_id != job_id or active.committed:
             return False
         active.cancelled = True
-        self._require_loaded().cancellation.request()
+        if self._loaded is not None:
+            self._loaded.cancellation.request()
         return True
 
     async def wait_sink(self, name: str, version: int, deadline_s: float) -> Receipt:

@@ -116,7 +116,7 @@ class ActiveRun:
 
 
 def _check_environment(threads: int) -> None:
-    wanted = rank_environment(threads)
+    wanted = {name: value for name, value in rank_environment(threads).items() if name.startswith("OMP_")}
     missing = {name: value for name, value in wanted.items() if os.environ.get(name, "").upper() != value}
     if threads > 1 and missing:
         settings = " ".join(f"{name}={value}" for name, value in missing.items())

@@ -18,6 +18,8 @@ import math
 import os
 import time
 import uuid
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from types import TracebackType
@@ -61,6 +63,7 @@ CONTROLLER = "controller"
 
 _QUEUE_LIMITS = QueueLimits(groups=4096, records=1 << 20, byte_count=8 << 30)
 _RECORD_BYTES = 4 << 30
+_REMEMBERED = 1 << 20  # record ids that were trained on
 
 
 class MegatronBackend:
@@ -212,6 +215,7 @@ class MegatronBackend:
         failures: list[Exception] = []
         for registered in self._models.values():
             failures += await registered.close(durability_s)
+            registered.model.forget_server()
         self._models.clear()
         if self._owns_runtime and self._runtime is not None:
             try:
@@ -235,7 +239,7 @@ class _Registered:
     ) -> None:
         self.lock = asyncio.Lock()
         self.service: RunningModelService
-        self._model = model
+        self.model = model
         self._placed = placed
         self._config = config
         self._runtime = runtime
@@ -247,11 +251,13 @@ class _Registered:
         self._store = TrajectoryStore(CONTROLLER, 1 << 20, _RECORD_BYTES, segments=self._segments)
         self._queue = TrajectoryQueue(_QUEUE_LIMITS)
         self._ticket = 0
+        self._trained: OrderedDict[str, int] = OrderedDict()
+        self._warned_of_truncation = False
         self._version = 0
 
     async def start(self) -> None:
         """Starts everything; the slow parts, the server and the trainer, together."""
-        folder = self._backend.run_dir(self._model).resolve()
+        folder = self._backend.run_dir(self.model).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         packer, _, _ = await _together(
             self._start_packer(), self._start_service(folder), self._start_trainer(folder)
@@ -269,7 +275,7 @@ class _Registered:
         return self._trainer
 
     async def _start_packer(self) -> ActorHandle:
-        name = f"packing worker {self._model.name}"
+        name = f"packing worker {self.model.name}"
         row_bytes = 64 * self._config.packed_sequence_length
         capacity_bytes = BATCHES_IN_FLIGHT * max(256 << 20, 64 * row_bytes)
         return self._keep(
@@ -290,7 +296,7 @@ class _Registered:
     async def _start_trainer(self, folder: Path) -> None:
         self._trainer = await self._runtime.start_trainer(
             TrainerRuntimeSpec(
-                model_path=self._model.base_model,
+                model_path=self.model.base_model,
                 packed_sequence_length=self._config.packed_sequence_length,
                 topology=self._config.topology,
                 lora=self._backend._lora,
@@ -298,7 +304,7 @@ class _Registered:
                 snapshot_capacity=self._config.snapshot_capacity + 1,
                 threads=self._backend._threads,
             ),
-            name=f"trainer rank 0 of {self._model.name}",
+            name=f"trainer rank 0 of {self.model.name}",
             host=self._placed.trainer_host,
             progress=self._backend._progress,
         )
@@ -320,15 +326,19 @@ class _Registered:
         refs = [group_refs for group in groups if (group_refs := self._refs_of(group))]
         if not refs:
             raise ConfigError("there is nothing to train on: no group holds a trajectory")
+        self._check_untrained(refs)
         selection = await self._selected(refs)
         packed = await self._packed(selection, config)
+        self._warn_of_truncation(packed)
         metrics = _reward_metrics(groups)
         metrics |= _packing_metrics(packed)
         if packed.ref is None:
+            self._remember(selection.refs)
             await self._drop(selection.refs)
             return TrainResult(self._version, metrics | {"skipped": 1.0})
         completed, snapshot_bytes = await self._stepped(packed, config)
         self._version = completed.version
+        self._remember(selection.refs)
         await self._drop(selection.refs)
         published = time.monotonic()
         report = await self._runtime.failures.guard(
@@ -357,6 +367,31 @@ class _Registered:
             "skipped": 0.0,
         }
         return TrainResult(self._version, metrics)
+
+    def _check_untrained(self, groups: list[list[TrajectoryRef]]) -> None:
+        again = [ref for refs in groups for ref in refs if ref.record_id in self._trained]
+        if again:
+            raise ConfigError(
+                f"{len(again)} of these trajectories were used already, the first in the step that led to "
+                f"version {self._trained[again[0].record_id]}; a trajectory is trained on once, so gather "
+                "new ones"
+            )
+
+    def _remember(self, refs: tuple[TrajectoryRef, ...]) -> None:
+        self._trained.update((ref.record_id, self._version) for ref in refs)
+        while len(self._trained) > _REMEMBERED:
+            self._trained.popitem(last=False)
+
+    def _warn_of_truncation(self, packed: PackingResult) -> None:
+        count = packed.counts.truncated_records
+        if count and not self._warned_of_truncation:
+            self._warned_of_truncation = True
+            warnings.warn(
+                f"{count} of {packed.counts.trajectory_count} trajectories were sampled with top-k, top-p, "
+                "min-p, penalties or greedily: the ratio of their tokens is only approximate. The metric "
+                "truncated_records counts them; sample with a temperature alone for exact ratios",
+                stacklevel=2,
+            )
 
     def _refs_of(self, group: TrajectoryGroup) -> list[TrajectoryRef]:
         """References to a group's records; what was made in this process is put into the store here."""

@@ -34,11 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """As :func:`main`, but returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser, demo = _parsers()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        demo.error(f"unrecognized arguments: {' '.join(unknown)}")
     return _demo(options)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser of ``art`` and that of its one command."""
     import art
 
     parser = argparse.ArgumentParser(prog="art", description="Reinforcement learning for language models.")
@@ -60,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="a new folder for what the run leaves (default: under runs/)",
     )
-    return parser
+    return parser, demo
 
 
 def _steps(text: str) -> int:

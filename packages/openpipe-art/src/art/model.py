@@ -78,6 +78,11 @@ class TrainableModel(pydantic.BaseModel):
         """
         return self._registered("inference_model_name")
 
+    def forget_server(self) -> None:
+        """Takes back what a backend set, when it closes: a later request then says that nothing serves."""
+        self.inference_base_url = self.inference_api_key = self.inference_model_name = None
+        self._client = self._backend = None
+
     def _registered(self, field: str) -> str:
         value: str | None = getattr(self, field)
         if value is None:

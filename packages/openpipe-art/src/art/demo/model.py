@@ -64,7 +64,7 @@ async def ensure_smollm2(
         deadline_s: seconds for everything, waiting for another process included.
 
     Raises:
-        ModelError: the conversion failed, or the deadline passed.
+        ModelError: the conversion failed, the cache cannot be written, or the deadline passed.
         art_serving.errors.EnvironmentBuildError: the package could not be installed.
     """
     from art_serving.environment import default_cache_root
@@ -75,7 +75,13 @@ async def ensure_smollm2(
     if _problem(entry) is None:
         return entry
     deadline = time.monotonic() + deadline_s
-    models.mkdir(parents=True, exist_ok=True)
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(
+            f"the cache folder {models} cannot be made: {error}; set ART_CACHE_DIR to a folder with some "
+            "10 GB of room"
+        ) from error
     async with _locked(models / f"{entry.name}.lock", deadline, say) as lock:
         problem = _problem(entry)
         if problem is None:

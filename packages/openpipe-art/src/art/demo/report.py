@@ -42,19 +42,24 @@ class RunReport:
         stream: where lines go.
 
     Raises:
-        ConfigError: the folder is in use.
+        ConfigError: the folder is in use or cannot be written.
     """
 
     def __init__(
         self, name: str, folder: Path | None, settings: msgspec.Struct, *, stream: TextIO | None = None
     ) -> None:
         self.folder = (folder or _default_folder(name)).resolve()
-        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+        if self.folder.exists() and not (self.folder.is_dir() and not any(self.folder.iterdir())):
             raise ConfigError(f"the run folder {self.folder} is not an empty folder; choose another")
-        (self.folder / "trajectories").mkdir(parents=True)
-        (self.folder / "settings.json").write_bytes(
-            msgspec.json.format(msgspec.json.encode(settings, enc_hook=str)) + b"\n"
-        )
+        try:
+            (self.folder / "trajectories").mkdir(parents=True)
+            (self.folder / "settings.json").write_bytes(
+                msgspec.json.format(msgspec.json.encode(settings, enc_hook=str)) + b"\n"
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"the run folder {self.folder} cannot be written: {error}; choose another"
+            ) from error
         self._stream = stream or sys.stdout
         self._terminal = self._stream.isatty()
         self._status: Status | None = None

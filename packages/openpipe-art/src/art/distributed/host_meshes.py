@@ -106,11 +106,11 @@ class HostMeshes:
         try:
             await asyncio.to_thread(monarch_setup.prepare, f"tcp://{LOOPBACK}:0", run.temp_dir)
             process, address = await _in_thread(
-                lambda: _start_worker(run, port, paths, max(end - loop.time(), 1.0)),
+                lambda: _start_worker(run, port, paths, max(end - loop.time(), 0.0)),
                 undo=lambda started: _end(started[0], 0.0),
             )
             try:
-                mesh = await _attach(address, run.run_id, 0, max(end - loop.time(), 1.0), process)
+                mesh = await _attach(address, run.run_id, 0, max(end - loop.time(), 0.0), process)
             except BaseException:
                 _end(process, 0.0)
                 raise

@@ -112,6 +112,6 @@ def parse_program(text: str) -> Program:
 
 
 def _last_frame(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
