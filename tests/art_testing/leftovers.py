@@ -7,6 +7,7 @@ one that belongs to a living process of somebody else is not ours.
 """
 
 import os
+import re
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -48,9 +49,9 @@ def _is_foreign(pid: int | None, mark: str) -> bool:
 
 
 def _segment_owner(name: str) -> int | None:
-    """The process that a segment's name says it belongs to (``art-RUN-PID-...``)."""
-    parts = name.split("-")
-    return int(parts[2]) if len(parts) > 3 and parts[0] == "art" and parts[2].isdigit() else None
+    """The process that a segment's name says it belongs to (``art-RUN-PID-START.NAMESPACE-SEQUENCE``)."""
+    found = re.fullmatch(r"art-.+-(\d+)-\d+\.\d+-\d+", name)
+    return int(found.group(1)) if found else None
 
 
 def segments() -> set[str]:

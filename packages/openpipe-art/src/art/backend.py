@@ -1,69 +1,26 @@
-"""MegatronBackend: trains a registered model with a warm Megatron rank and serves it with vLLM.
+"""MegatronBackend: trains registered models with warm Megatron ranks and serves them with vLLM.
 
-One step: references go through the queue, a packing worker fetches their records from the owners and writes a
-batch into shared memory, the rank trains on it, and the new adapter is active in the server before
-:meth:`train` returns.
-
-What always holds:
-
-- Groups are consumed from the queue before the rank steps on them, so nothing is trained on twice. Records
-  are dropped by their owners after the step; when no step was taken they are still there, and the same groups
-  can be given again.
-- A version is returned only when every member of the service runs it. Durability goes on beside the next
-  steps; what fails there is raised by the next :meth:`train`, or by :meth:`close`.
+It owns an ``art.distributed.model_run.ModelRun`` for each model and, unless it was given one, the runtime.
 """
 
 import asyncio
-import math
 import os
-import time
-import uuid
-import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-import msgspec
-
-from art.distributed.errors import CloseError, RuntimeFailure
-from art.distributed.handle import ActorHandle
-from art.distributed.packing import BATCHES_IN_FLIGHT, OwnerEntry, PackingWorker
-from art.distributed.placement import Placed, place
+from art.distributed.errors import CloseError
+from art.distributed.model_run import ModelRun, RunSettings
+from art.distributed.placement import place
 from art.distributed.runtime import ArtRuntime
-from art.distributed.services import RunningModelService, ServiceSettings
-from art.distributed.trainer import DURABILITY, PUBLISH, MegatronTrainer
-from art.errors import ArtError, ConfigError
-from art.megatron_config import MegatronRuntimeConfig, get_megatron_runtime_config
+from art.errors import ConfigError
+from art.megatron_config import get_megatron_runtime_config
 from art.model import TrainableModel
-from art.records import trajectory_record
 from art.train_config import TrainConfig, TrainResult
-from art.trajectories import TrajectoryGroup, TrajectoryHandle
-from art_dataplane import (
-    AdvantageRule,
-    Outcome,
-    PackingRequest,
-    PackingResult,
-    QueueLimits,
-    Selection,
-    SelectionRule,
-    ShmSegmentStore,
-    TrajectoryQueue,
-    TrajectoryRef,
-    TrajectoryStore,
-    encode,
-)
-from art_serving import EngineOptions
+from art.trajectories import TrajectoryGroup
 from art_topology import compile_topology, local_cluster
-from art_trainer import Completed, LoraSpec, RlTrainJob, TrainerRuntimeSpec, TrainingRunSpec
-
-CONTROLLER = "controller"
-"""Owner name of records that were made in this process."""
-
-_QUEUE_LIMITS = QueueLimits(groups=4096, records=1 << 20, byte_count=8 << 30)
-_RECORD_BYTES = 4 << 30
-_REMEMBERED = 1 << 20  # record ids that were trained on
+from art_trainer import LoraSpec
 
 
 class MegatronBackend:
@@ -108,7 +65,7 @@ class MegatronBackend:
         self._threads = threads or len(os.sched_getaffinity(0))
         self._step_timeout_s = step_timeout_s
         self._progress = progress or (lambda line: None)
-        self._models: dict[str, _Registered] = {}
+        self._models: dict[str, ModelRun] = {}
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -151,7 +108,7 @@ class MegatronBackend:
             dtype=self._dtype,
             seed=self._seed,
         )
-        registered = _Registered(model, placed, config, runtime, self)
+        registered = ModelRun(model, placed, config, runtime, self._run_settings(model), self._progress)
         try:
             await registered.start()
         except BaseException:
@@ -170,6 +127,16 @@ class MegatronBackend:
                 f"{folder} holds a run already ({len(kept)} generations, the newest {kept[-1]}); choose "
                 "another folder, or pass resume=True to MegatronBackend to continue it"
             )
+
+    def _run_settings(self, model: TrainableModel) -> RunSettings:
+        return RunSettings(
+            folder=self.run_dir(model).resolve(),
+            lora=self._lora,
+            seed=self._seed,
+            resume=self._resume,
+            threads=self._threads,
+            step_timeout_s=self._step_timeout_s,
+        )
 
     async def _started_runtime(self) -> ArtRuntime:
         if self._runtime is None:
@@ -226,298 +193,6 @@ class MegatronBackend:
             raise CloseError("the backend closed with failures", failures)
 
 
-class _Registered:
-    """One model's parts: queue, packing worker, trainer, service."""
-
-    def __init__(
-        self,
-        model: TrainableModel,
-        placed: Placed,
-        config: MegatronRuntimeConfig,
-        runtime: ArtRuntime,
-        backend: MegatronBackend,
-    ) -> None:
-        self.lock = asyncio.Lock()
-        self.service: RunningModelService
-        self.model = model
-        self._placed = placed
-        self._config = config
-        self._runtime = runtime
-        self._backend = backend
-        self._trainer: MegatronTrainer | None = None
-        self._packer: ActorHandle | None = None
-        self._actors: list[ActorHandle] = []
-        self._segments = ShmSegmentStore(runtime.run_id, _RECORD_BYTES)
-        self._store = TrajectoryStore(CONTROLLER, 1 << 20, _RECORD_BYTES, segments=self._segments)
-        self._queue = TrajectoryQueue(_QUEUE_LIMITS)
-        self._ticket = 0
-        self._trained: OrderedDict[str, int] = OrderedDict()
-        self._warned_of_truncation = False
-        self._version = 0
-
-    async def start(self) -> None:
-        """Starts everything; the slow parts, the server and the trainer, together."""
-        folder = self._backend.run_dir(self.model).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        packer, _, _ = await _together(
-            self._start_packer(), self._start_service(folder), self._start_trainer(folder)
-        )
-        self._packer = packer
-        trainer = self._ready_trainer
-        rpc_timeout_s = self._runtime.topology.rpc_timeout_s
-        await trainer.connect(self.service.peer, self._backend._step_timeout_s)
-        await trainer.publish_current(rpc_timeout_s)
-        await trainer.wait_sink(PUBLISH, self._version, self._backend._step_timeout_s)
-
-    @property
-    def _ready_trainer(self) -> MegatronTrainer:
-        assert self._trainer is not None
-        return self._trainer
-
-    async def _start_packer(self) -> ActorHandle:
-        name = f"packing worker {self.model.name}"
-        row_bytes = 64 * self._config.packed_sequence_length
-        capacity_bytes = BATCHES_IN_FLIGHT * max(256 << 20, 64 * row_bytes)
-        return self._keep(
-            await self._runtime.spawn_actor(name, PackingWorker, name, self._runtime.run_id, capacity_bytes)
-        )
-
-    async def _start_service(self, folder: Path) -> None:
-        spec = self._placed.service
-        options = EngineOptions(threads=self._backend._threads)
-        self.service = await self._runtime.start_model_service(
-            spec,
-            ServiceSettings(str(folder / "logs"), options),
-            host=self._placed.service_host,
-            progress=self._backend._progress,
-        )
-        self._keep(self.service.handle)
-
-    async def _start_trainer(self, folder: Path) -> None:
-        self._trainer = await self._runtime.start_trainer(
-            TrainerRuntimeSpec(
-                model_path=self.model.base_model,
-                packed_sequence_length=self._config.packed_sequence_length,
-                topology=self._config.topology,
-                lora=self._backend._lora,
-                seed=self._backend._seed,
-                snapshot_capacity=self._config.snapshot_capacity + 1,
-                threads=self._backend._threads,
-            ),
-            name=f"trainer rank 0 of {self.model.name}",
-            host=self._placed.trainer_host,
-            progress=self._backend._progress,
-        )
-        self._keep(self._trainer.handle)
-        run = TrainingRunSpec(
-            run_id=self._runtime.run_id,
-            generations_dir=str(folder / "generations"),
-            resume_from="latest" if self._backend._resume else None,
-        )
-        self._version = await self._trainer.start_run(run, self._runtime.topology.startup_timeout_s)
-
-    def _keep(self, handle: ActorHandle) -> ActorHandle:
-        self._actors.append(handle)
-        return handle
-
-    async def train(self, groups: list[TrajectoryGroup], config: TrainConfig) -> TrainResult:
-        """One step."""
-        begun = time.monotonic()
-        refs = [group_refs for group in groups if (group_refs := self._refs_of(group))]
-        if not refs:
-            raise ConfigError("there is nothing to train on: no group holds a trajectory")
-        self._check_untrained(refs)
-        selection = await self._selected(refs)
-        packed = await self._packed(selection, config)
-        self._warn_of_truncation(packed)
-        metrics = _reward_metrics(groups)
-        metrics |= _packing_metrics(packed)
-        if packed.ref is None:
-            self._remember(selection.refs)
-            await self._drop(selection.refs)
-            return TrainResult(self._version, metrics | {"skipped": 1.0})
-        completed, snapshot_bytes = await self._stepped(packed, config)
-        self._version = completed.version
-        self._remember(selection.refs)
-        await self._drop(selection.refs)
-        published = time.monotonic()
-        report = await self._runtime.failures.guard(
-            self._ready_trainer.wait_published(self._version, self._backend._step_timeout_s)
-        )
-        if completed.sink_errors:
-            raise RuntimeFailure(
-                "snapshots could not be kept: "
-                + "; ".join(f"{name}: {text}" for name, text in completed.sink_errors.items())
-            )
-        metrics |= completed.metrics
-        metrics |= {f"train_{stage}": seconds for stage, seconds in completed.timings.items()}
-        metrics |= {
-            f"{receipt.sink}_s": receipt.duration_s
-            for receipt in completed.receipts
-            if receipt.sink == DURABILITY
-        }
-        metrics |= {
-            "record_bytes": float(sum(ref.byte_count for ref in selection.refs)),
-            "reference_bytes": float(len(encode(selection.refs))),
-            "snapshot_bytes": float(snapshot_bytes),
-            "publish_s": report.duration_ms / 1e3,
-            "publish_wait_s": time.monotonic() - published,
-            "engine_pause_s": report.pause_ms / 1e3,
-            "train_s": time.monotonic() - begun,
-            "skipped": 0.0,
-        }
-        return TrainResult(self._version, metrics)
-
-    def _check_untrained(self, groups: list[list[TrajectoryRef]]) -> None:
-        again = [ref for refs in groups for ref in refs if ref.record_id in self._trained]
-        if again:
-            raise ConfigError(
-                f"{len(again)} of these trajectories were used already, the first in the step that led to "
-                f"version {self._trained[again[0].record_id]}; a trajectory is trained on once, so gather "
-                "new ones"
-            )
-
-    def _remember(self, refs: tuple[TrajectoryRef, ...]) -> None:
-        self._trained.update((ref.record_id, self._version) for ref in refs)
-        while len(self._trained) > _REMEMBERED:
-            self._trained.popitem(last=False)
-
-    def _warn_of_truncation(self, packed: PackingResult) -> None:
-        count = packed.counts.truncated_records
-        if count and not self._warned_of_truncation:
-            self._warned_of_truncation = True
-            warnings.warn(
-                f"{count} of {packed.counts.trajectory_count} trajectories were sampled with top-k, top-p, "
-                "min-p, penalties or greedily: the ratio of their tokens is only approximate. The metric "
-                "truncated_records counts them; sample with a temperature alone for exact ratios",
-                stacklevel=2,
-            )
-
-    def _refs_of(self, group: TrajectoryGroup) -> list[TrajectoryRef]:
-        """References to a group's records; what was made in this process is put into the store here."""
-        if group.pending:
-            raise ConfigError(f"{group} was not awaited; use art.gather_trajectory_groups")
-        group_id = next(
-            (item.ref.group_id for item in group if isinstance(item, TrajectoryHandle) and item.ref),
-            uuid.uuid4().hex,
-        )
-        refs = []
-        for item in group:
-            if isinstance(item, TrajectoryHandle):
-                if item.ref is None:
-                    raise ConfigError("a trajectory handle without a record cannot be trained on")
-                if item.ref.group_id != group_id:
-                    raise ConfigError(
-                        f"one group holds records of the groups {group_id!r} and {item.ref.group_id!r}"
-                    )
-                refs.append(item.ref)
-            else:
-                refs.append(self._store.put(trajectory_record(item, group_id=group_id)))
-        return refs
-
-    async def _selected(self, groups: list[list[TrajectoryRef]]) -> Selection:
-        rpc_timeout_s = self._runtime.topology.rpc_timeout_s
-        for refs in groups:
-            await self._queue.put(refs, rpc_timeout_s)
-        return await self._queue.select(len(groups), SelectionRule(), rpc_timeout_s)
-
-    async def _packed(self, selection: Selection, config: TrainConfig) -> PackingResult:
-        """Packs and consumes the selection; on any error the groups are the caller's again."""
-        assert self._packer is not None
-        self._ticket += 1
-        request = PackingRequest(
-            selection=selection,
-            packed_sequence_length=self._config.packed_sequence_length,
-            ticket=self._ticket,
-            policy_version=self._version,
-            advantage=AdvantageRule(scale="std" if config.scale_advantages else "none"),
-            lease_s=max(600.0, 2 * self._backend._step_timeout_s),
-        )
-        deadline_s = self._runtime.topology.rpc_timeout_s
-        try:
-            result: PackingResult = await self._packer.call(
-                "pack", request, await self._owners(selection), deadline_s, deadline_s=2 * deadline_s
-            )
-        finally:
-            self._queue.release(selection.lease, Outcome.CONSUMED)
-        return result
-
-    async def _owners(self, selection: Selection) -> list[OwnerEntry]:
-        entries = []
-        for name in sorted({ref.owner for ref in selection.refs}):
-            if name == CONTROLLER:
-                mine = [ref for ref in selection.refs if ref.owner == CONTROLLER]
-                entries.append(OwnerEntry(name, await self._store.fetch(mine, selection.lease, 60.0)))
-            else:
-                entries.append(OwnerEntry(name, self._owner(name).peer_reference()))
-        return entries
-
-    def _owner(self, name: str) -> ActorHandle:
-        handle = self._runtime.actors.get(name)
-        if handle is None:
-            raise RuntimeFailure(f"the owner {name!r} of a trajectory is not part of this runtime (any more)")
-        if handle.died is not None:
-            raise handle.died
-        return handle
-
-    async def _drop(self, refs: tuple[TrajectoryRef, ...]) -> None:
-        """Tells the owners that the records are done with."""
-        for name in {ref.owner for ref in refs}:
-            theirs = [ref for ref in refs if ref.owner == name]
-            if name == CONTROLLER:
-                await self._store.drop(theirs)
-            else:
-                await self._owner(name).call("drop", theirs, deadline_s=self._runtime.topology.rpc_timeout_s)
-
-    async def _stepped(self, packed: PackingResult, config: TrainConfig) -> tuple[Completed, int]:
-        assert packed.ref is not None
-        assert self._packer is not None
-        job = RlTrainJob(
-            job_id=f"step-{self._version + 1:08d}-{self._ticket}",
-            batch=packed.ref,
-            expected_version=self._version,
-            resulting_version=self._version + 1,
-            learning_rate=config.learning_rate,
-            clip_low=config.clip_epsilon_low,
-            clip_high=config.clip_epsilon_high,
-            max_grad_norm=config.max_grad_norm or math.inf,
-        )
-        outcome = Outcome.DISCARDED
-        try:
-            completed, snapshot_bytes = await self._runtime.failures.guard(
-                self._ready_trainer.step(job, event_timeout_s=self._backend._step_timeout_s)
-            )
-            outcome = Outcome.CONSUMED
-        finally:
-            if self._packer.alive:
-                await self._packer.call(
-                    "release",
-                    packed.ref.batch_id,
-                    outcome,
-                    deadline_s=self._runtime.topology.rpc_timeout_s,
-                )
-        return completed, snapshot_bytes
-
-    async def close(self, durability_s: float) -> list[Exception]:
-        """Waits for durability and ends all parts; returns what failed."""
-        failures: list[Exception] = []
-        trainer = self._trainer
-        if trainer is not None and trainer.handle.alive and self._version > 0:
-            try:
-                await trainer.wait_sink(DURABILITY, self._version, durability_s)
-            except ArtError as error:
-                failures.append(error)
-        return failures + await self.discard()
-
-    async def discard(self) -> list[Exception]:
-        """Ends all parts; returns what failed on the way."""
-        results = await asyncio.gather(
-            *(self._runtime.stop_actor(handle) for handle in self._actors), return_exceptions=True
-        )
-        self._segments.close()
-        return [result for result in results if isinstance(result, Exception)]
-
-
 def _check_model_folder(folder: Path) -> None:
     """Checks what can be seen without loading anything.
 
@@ -531,35 +206,3 @@ def _check_model_folder(folder: Path) -> None:
         missing.append("*.safetensors")
     if missing:
         raise ConfigError(f"base_model {folder} is no complete model: it has no {', no '.join(missing)}")
-
-
-async def _together[*Results](*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
-    """Runs all; the first failure cancels the others, waits for them and is raised."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return tuple(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _reward_metrics(groups: list[TrajectoryGroup]) -> dict[str, float]:
-    rewards = [item.reward for group in groups for item in group if item.reward is not None]
-    failed = sum(len(group.exceptions) for group in groups)
-    mean = math.fsum(rewards) / len(rewards)
-    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-    return {
-        "reward": mean,
-        "reward_std": deviation,
-        "groups": float(len(groups)),
-        "trajectories": float(len(rewards)),
-        "failed_rollouts": float(failed),
-    }
-
-
-def _packing_metrics(packed: PackingResult) -> dict[str, float]:
-    counts = {name: float(value) for name, value in msgspec.structs.asdict(packed.counts).items()}
-    timing = {f"pack_{name}": float(value) for name, value in msgspec.structs.asdict(packed.timing).items()}
-    size = packed.ref.byte_count if packed.ref is not None else 0
-    return {**counts, **timing, "batch_bytes": float(size)}
