@@ -66,6 +66,11 @@ async def main(launch: ArtLaunchContext) -> None:
                     )
                     for word in WORDS[:GROUPS]
                 )
+                if number == 0:
+                    try:
+                        await model.train([*groups, groups[0]])
+                    except art.ArtError as error:
+                        say("TWICE", str(error))
                 result = await model.train(groups, config=art.TrainConfig(learning_rate=1e-3))
                 say("STEP", {"step": result.step, **result.metrics})
             try:

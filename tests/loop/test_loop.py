@@ -25,6 +25,7 @@ def test_it_trains_resumes_and_leaves_nothing(
         for process in marked_processes(checker.mark):
             for connection in process.net_connections("inet"):
                 assert connection.status != "LISTEN" or connection.laddr.ip in LOOPBACK, connection
+        assert "cannot be trained on together" in run.wait_for("TWICE", 60)
         steps = [run.step() for _ in range(STEPS)]
         assert "12 of these trajectories were used already" in run.wait_for("AGAIN", 10)
         assert "is not registered" in run.wait_for("CLOSED", 30)

@@ -44,6 +44,7 @@ from art_dataplane import (
     Outcome,
     PackingRequest,
     PackingResult,
+    QueueError,
     QueueLimits,
     Selection,
     SelectionRule,
@@ -286,8 +287,18 @@ class ModelRun:
 
     async def _selected(self, groups: list[list[TrajectoryRef]]) -> Selection:
         rpc_timeout_s = self._runtime.topology.rpc_timeout_s
-        for refs in groups:
-            await self._queue.put(refs, rpc_timeout_s)
+        waiting = 0
+        try:
+            for refs in groups:
+                await self._queue.put(refs, rpc_timeout_s)
+                waiting += 1
+        except BaseException as error:
+            if waiting:  # the next step must not find them
+                taken = await self._queue.select(waiting, SelectionRule(), rpc_timeout_s)
+                self._queue.release(taken.lease, Outcome.CONSUMED)
+            if isinstance(error, QueueError):
+                raise ConfigError(f"these groups cannot be trained on together: {error}") from error
+            raise
         return await self._queue.select(len(groups), SelectionRule(), rpc_timeout_s)
 
     async def _packed(self, selection: Selection, config: TrainConfig) -> PackingResult:
