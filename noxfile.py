@@ -149,5 +149,5 @@ def gpu(session: nox.Session) -> None:
     """What needs a CUDA device; run by hand on a machine that has one."""
     sync(session, "--group", "integration")
     if not os.path.exists("/dev/nvidiactl"):
-        session.error("no NVIDIA device on this machine: this session has nothing to run on")
+        session.error("no NVIDIA device on this machine: there is nothing to run the tests on")
     pytest(session, "tests_gpu")
