@@ -232,7 +232,7 @@ def _check_peft_config(text: str) -> None:
 
 def _bytes_of(tensor: NamedTensor) -> memoryview:
     try:
-        view = memoryview(tensor.buffer)  # type: ignore[arg-type]
+        view = memoryview(tensor.buffer)  # type: ignore[arg-type]  # TypeError is handled below
         return view.cast("B") if view.nbytes else memoryview(b"")
     except (TypeError, ValueError) as error:
         raise SnapshotError(f"tensor {tensor.name} does not offer contiguous bytes: {error}") from error

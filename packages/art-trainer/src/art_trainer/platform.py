@@ -102,7 +102,7 @@ def keep_given_groups() -> None:
     def given_or_default(tp_group: Any, *args: Any, **kwargs: Any) -> Any:
         return original(tp_group, *args, **kwargs) if tp_group is None else tp_group
 
-    given_or_default.keeps_given_groups = True  # type: ignore[attr-defined]
+    given_or_default.keeps_given_groups = True  # type: ignore[attr-defined]  # a mark
     for path, module in list(sys.modules.items()):
         if path.startswith("megatron.core") and module.__dict__.get(name) is original:
             setattr(module, name, given_or_default)

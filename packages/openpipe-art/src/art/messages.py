@@ -33,7 +33,7 @@ def checked(items: Iterable[Any]) -> MessagesAndChoices:
         if isinstance(item, Choice):
             result.append(item)
         elif isinstance(item, Mapping) and "role" in item:
-            result.append(dict(item))  # type: ignore[arg-type]
+            result.append(dict(item))  # type: ignore[arg-type]  # a TypedDict is a dict
         elif isinstance(item, Mapping) and "finish_reason" in item and "message" in item:
             result.append(Choice.model_validate(dict(item)))
         else:
