@@ -1,0 +1,153 @@
+"""The files of a run's folder: what each line of them means, and how they are read.
+
+    run.json                        RunDescription
+    metrics.jsonl                   one StepLine per training step
+    evaluations.jsonl               one EvaluationLine per evaluation, for example of held-out prompts
+    phases.jsonl                    one PhaseLine per part of the run that is no step (start-up, evaluation)
+    trajectories/step-0001.jsonl    one TrajectoryLine per trajectory of the step
+    trajectories/NAME-0000.jsonl    the same of the evaluation NAME at policy version 0
+    generations/, logs/             of the trainer and the processes
+    report.html                     made from all of it
+
+What always holds: lines are appended whole, and a step's trajectories are on disk before its metrics. A
+writer that was killed can leave an unfinished last line; readers leave it out, writers cut it off before they
+go on.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+RUN = "run.json"
+METRICS = "metrics.jsonl"
+EVALUATIONS = "evaluations.jsonl"
+PHASES = "phases.jsonl"
+TRAJECTORIES = "trajectories"
+REPORT = "report.html"
+
+
+class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is.
+
+    Args:
+        name: the task's.
+        art_version: of the package that started it.
+        model: the base model's name, without the folders above it.
+        model_folder: the base model's folder, absolute; the tokenizer is read from it.
+        started_unix_s: seconds since 1970, of the first start.
+        settings: the program's own, as it was called.
+    """
+
+    name: str
+    art_version: str
+    model: str
+    model_folder: str
+    started_unix_s: float
+    settings: dict[str, Any] = {}
+
+
+type StepLine = dict[str, float]
+"""Numbers of one step by name.
+
+`step` (from 1), `policy_version`, `reward`, `tokens_per_s`, `rollout_s`, `train_s`, `elapsed_s` (since the
+start, time between a stop and its resumption left out), and the metrics of `art.TrainResult`:
+`logical_tokens`, `physical_tokens`, `sampler_difference_mean`, `sampler_difference_p99`, `skipped` ... Names
+that end in `_s` are seconds, in `_bytes` bytes.
+"""
+
+
+class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers that were not trained on: mean ``reward`` of ``trajectories`` at ``policy_version``."""
+
+    name: str
+    step: int
+    policy_version: int
+    reward: float
+    trajectories: int
+    duration_s: float
+
+
+class PhaseLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the run that is no step, with its seconds."""
+
+    name: str
+    duration_s: float
+
+
+class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One exchange with the model.
+
+    ``tokens`` are the texts of the sampled tokens (their concatenation is the completion), ``logprobs`` their
+    natural log-probabilities when they were sampled, ``versions`` the policy version that sampled each.
+    """
+
+    prompt: str
+    tokens: tuple[str, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+
+
+class TrajectoryLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout.
+
+    ``advantage`` is relative to its group as the trainer uses it, ``None`` where nothing was trained.
+    ``exchanges`` may be empty: tokens are kept for some trajectories of each group.
+    """
+
+    step: int
+    group: int
+    reward: float
+    advantage: float | None = None
+    metrics: dict[str, float] = {}
+    metadata: dict[str, str | int | float | bool | None] = {}
+    record: str = ""
+    worker: str = ""
+    exchanges: tuple[ExchangeLine, ...] = ()
+
+
+def step_file(folder: Path, step: int) -> Path:
+    """Where the trajectories of a training step are."""
+    return folder / TRAJECTORIES / f"step-{step:04d}.jsonl"
+
+
+def evaluation_file(folder: Path, name: str, policy_version: int) -> Path:
+    """Where the trajectories of an evaluation are."""
+    return folder / TRAJECTORIES / f"{name}-{policy_version:04d}.jsonl"
+
+
+def append_lines(path: Path, values: Sequence[Any]) -> None:
+    """Appends each value as one line of JSON."""
+    with path.open("ab") as file:
+        file.write(msgspec.json.Encoder().encode_lines(values))
+
+
+def read_lines[Line](path: Path, kind: type[Line]) -> Iterator[Line]:
+    """The finished lines of a file; nothing when it does not exist.
+
+    Raises:
+        msgspec.MsgspecError: a finished line is no ``kind``.
+    """
+    if not path.exists():
+        return
+    decoder = msgspec.json.Decoder(kind)
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield decoder.decode(line)
+
+
+def read_run(folder: Path) -> RunDescription:
+    """What the run in ``folder`` is.
+
+    Raises:
+        OSError: there is no such file.
+        msgspec.MsgspecError: it is something else.
+    """
+    return msgspec.json.decode((folder / RUN).read_bytes(), type=RunDescription)
+
+
+def read_steps(folder: Path) -> list[StepLine]:
+    """The steps of a run, in order."""
+    return list(read_lines(folder / METRICS, dict[str, float]))
