@@ -1,4 +1,4 @@
-"""The checks of this repository, one session each; ``uv run nox`` runs all but ``gpu``.
+"""The checks of this repository, one session each; ``uv run nox`` runs all but ``gpu`` and ``soak``.
 
 Every package is tested in an environment of its own that holds what the package declares and its ``test``
 group, so a dependency that is used but not declared fails here. A skipped test fails its session.
@@ -18,7 +18,7 @@ MODULES = {name: name.replace("-", "_") for name in PACKAGES} | {"openpipe-art":
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", *PACKAGES, "build", "integration", "demo"]
+nox.options.sessions = ["lint", "types", *PACKAGES, "docs", "build", "integration", "guide", "demo"]
 
 
 def sync(session: nox.Session, *arguments: str) -> None:
@@ -79,7 +79,35 @@ for _name in PACKAGES:
 def integration(session: nox.Session) -> None:
     """What crosses packages: the loop on a tiny model, failures, the runtime, parity on the real model."""
     sync(session, "--group", "integration")
-    pytest(session, "tests", "--ignore=tests/demo")
+    apart = ("demo", "docs", "examples", "guide")
+    pytest(session, "tests", *(f"--ignore=tests/{folder}" for folder in apart))
+
+
+@nox.session
+def guide(session: nox.Session) -> None:
+    """The guide, step by step as it is written, and the examples, on the real model."""
+    sync(session, "--group", "integration")
+    pytest(session, "tests/guide", "tests/examples")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Every public name is documented, and the documentation builds without a warning."""
+    sync(session, "--group", "docs", "--all-packages", "--all-extras")
+    session.run("python", "tools/check_docstrings.py")
+    pytest(session, "tests/docs")
+    site = Path(session.virtualenv.location).resolve() / "site"
+    session.run("mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site))
+
+
+@nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """``art demo`` with five seeds of five; writes the table of ``docs/soak.md``. Some ten minutes."""
+    sync(session, "--group", "integration")
+    runs = Path(session.create_tmp()).resolve() / "runs"
+    shutil.rmtree(runs, ignore_errors=True)
+    session.env.pop("TMPDIR", None)  # create_tmp sets it, and Unix sockets would not fit into its path
+    session.run("python", "tools/soak.py", "--runs", str(runs), "--table", "docs/soak.md", *session.posargs)
 
 
 @nox.session
