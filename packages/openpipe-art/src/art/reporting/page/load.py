@@ -1,0 +1,172 @@
+"""Reads a run's folder for the page.
+
+What always holds: a number that is not finite is `None` here (JSON has no other word for it), an unfinished
+last line is left out, and each step is there once, as it was taken last.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from art.errors import ArtError
+from art.reporting.run_folder import (
+    EVALUATIONS,
+    METRICS,
+    PHASES,
+    RUN,
+    TRAJECTORIES,
+    RunDescription,
+    read_lines,
+    read_run,
+)
+
+TRAINING = "step"
+"""What the files of training steps are called, where others bear their evaluation's name."""
+
+_FILE_NAME = re.compile(r"(.+)-(\d+)\.jsonl")
+
+type Step = dict[str, float | None]
+
+
+class ReportError(ArtError):
+    """A run's folder cannot be shown: the text names the file and what is wrong with it."""
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """As :class:`art.reporting.run_folder.EvaluationLine`."""
+
+    name: str
+    step: int
+    policy_version: int
+    reward: float | None
+    trajectories: int
+    duration_s: float | None
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """As :class:`art.reporting.run_folder.PhaseLine`."""
+
+    name: str
+    duration_s: float | None
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """As :class:`art.reporting.run_folder.ExchangeLine`."""
+
+    prompt: str
+    tokens: tuple[str, ...]
+    logprobs: tuple[float | None, ...]
+    versions: tuple[int, ...]
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """As :class:`art.reporting.run_folder.TrajectoryLine`."""
+
+    group: int
+    reward: float | None
+    advantage: float | None = None
+    metrics: dict[str, float | None] = {}
+    metadata: dict[str, str | int | float | bool | None] = {}
+    worker: str = ""
+    exchanges: tuple[Exchange, ...] = ()
+
+
+class TrajectoryFile(msgspec.Struct, frozen=True):
+    """One file of trajectories: of training step ``number``, or of an evaluation at policy version ``number``."""
+
+    path: Path
+    name: str
+    number: int
+
+    @property
+    def of_training(self) -> bool:
+        """Whether these were trained on."""
+        return self.name == TRAINING
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run's folder, but for its trajectories.
+
+    Args:
+        steps: in order, each once.
+        lost_steps: lines of steps that were taken again, or given up, when the run was resumed.
+        files: trajectories of the ``steps`` and of the evaluations, in order.
+    """
+
+    description: RunDescription
+    steps: list[Step]
+    lost_steps: int
+    evaluations: list[Evaluation]
+    phases: list[Phase]
+    files: list[TrajectoryFile]
+
+
+def load_run(folder: Path) -> Run:
+    """Everything of a run but its trajectories.
+
+    Raises:
+        ReportError: the folder or its ``run.json`` is missing, or a finished line cannot be read.
+    """
+    if not folder.is_dir():
+        raise ReportError(f"there is no run folder {folder}")
+    lines = _read(folder / METRICS, dict[str, float | None])
+    steps: dict[int, Step] = {}
+    for position, line in enumerate(lines, start=1):
+        number = line.get("step")
+        if number is None:
+            raise ReportError(f"{folder / METRICS}, line {position}: there is no number `step` in it")
+        if line.get("lost"):
+            steps.pop(int(number), None)
+        else:
+            steps[int(number)] = line
+    evaluations = {
+        (item.name, item.step, item.policy_version): item for item in _read(folder / EVALUATIONS, Evaluation)
+    }
+    return Run(
+        description=_description(folder),
+        steps=[steps[number] for number in sorted(steps)],
+        lost_steps=len(lines) - len(steps),
+        evaluations=list(evaluations.values()),
+        phases=_read(folder / PHASES, Phase),
+        files=[item for item in _files(folder) if not item.of_training or item.number in steps],
+    )
+
+
+def read_rollouts(file: TrajectoryFile) -> list[Rollout]:
+    """The trajectories in a file.
+
+    Raises:
+        ReportError: a finished line cannot be read.
+    """
+    return _read(file.path, Rollout)
+
+
+def _description(folder: Path) -> RunDescription:
+    try:
+        return read_run(folder)
+    except FileNotFoundError as error:
+        raise ReportError(
+            f"{folder} is no run folder: it has no {RUN}; `art demo --run-dir FOLDER` makes one"
+        ) from error
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ReportError(f"{folder / RUN} cannot be read: {error}") from error
+
+
+def _read[Line](path: Path, kind: type[Line]) -> list[Line]:
+    lines: list[Line] = []
+    try:
+        lines.extend(read_lines(path, kind))
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ReportError(f"{path}, line {len(lines) + 1}: cannot be read: {error}") from error
+    return lines
+
+
+def _files(folder: Path) -> Iterator[TrajectoryFile]:
+    found = []
+    for path in (folder / TRAJECTORIES).glob("*.jsonl"):
+        match = _FILE_NAME.fullmatch(path.name)
+        if match is not None:
+            found.append(TrajectoryFile(path, match[1], int(match[2])))
+    return iter(sorted(found, key=lambda item: (not item.of_training, item.name, item.number)))
