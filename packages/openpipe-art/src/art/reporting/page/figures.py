@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from art.reporting.page.load import Evaluation, Run, Step
 
-NONE = "–"
+NONE = "\u2013"
 """Stands for a number that is not there."""
 
 

@@ -74,7 +74,7 @@ class Rollout(msgspec.Struct, frozen=True):
 
 
 class TrajectoryFile(msgspec.Struct, frozen=True):
-    """One file of trajectories: of training step ``number``, or of an evaluation at policy version ``number``."""
+    """One file of trajectories: of training step ``number``, or of an evaluation at that policy version."""
 
     path: Path
     name: str

@@ -1,8 +1,8 @@
 """Chooses the trajectories that the page shows, and writes them small.
 
-What always holds: every trajectory is counted and enters its step's summary, whether it is shown or not. Which
-are shown does not depend on reward: those whose tokens were kept come first, then the order of the file, taken
-from each group in turn.
+What always holds: every trajectory is counted and enters its step's summary, whether it is shown or not.
+Which are shown does not depend on reward: those whose tokens were kept come first, then the order of the
+file, taken from each group in turn.
 """
 
 import itertools
@@ -19,7 +19,7 @@ PAGE_BUDGET = 5_000_000
 """Bytes of JSON that all shown trajectories may take, about."""
 
 LEAST_PER_FILE = 4_000
-"""Bytes that each shown file gets; where the budget has no room for all files, evenly spaced ones are shown."""
+"""Bytes that each shown file gets; without room for all files, evenly spaced ones are shown."""
 
 
 _LEAST_TEXT = 400  # characters
