@@ -1,0 +1,1 @@
+"""The demo's task in a plain loop of transformers and peft, step by step beside ART's; see README.md."""
