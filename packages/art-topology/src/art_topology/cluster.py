@@ -14,14 +14,20 @@ class UnresolvedPortError(ValueError):
 class EndpointSpec(Spec, frozen=True, kw_only=True):
     """Where something listens.
 
-    ``host`` is an IP address (an IPv6 literal without brackets) or a host name.
+    Args:
+        host: An IP address (an IPv6 literal without brackets) or a host name.
+        port: The TCP port; 0 leaves it to the host that listens, which reports what it chose.
     """
 
     host: Annotated[str, msgspec.Meta(min_length=1)]
     port: Port = 0
 
     def with_port(self, port: int) -> "EndpointSpec":
-        """The same host with the port that was chosen."""
+        """The same host with the port that was chosen.
+
+        Raises:
+            SpecError: the port is not in 0 to 65,535.
+        """
         return EndpointSpec(host=self.host, port=port)
 
     def authority(self) -> str:
@@ -38,7 +44,7 @@ class EndpointSpec(Spec, frozen=True, kw_only=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def url(self, path: str = "", *, scheme: str = "http") -> str:
-        """``scheme://host:port/path``.
+        """``scheme://host:port/path``, or without a path ``scheme://host:port``.
 
         Raises:
             UnresolvedPortError: the port is still 0.
@@ -48,11 +54,11 @@ class EndpointSpec(Spec, frozen=True, kw_only=True):
 
 
 class NcclTransportSpec(Spec, frozen=True, kw_only=True):
-    """The network that NCCL must use between hosts.
+    """The network that NCCL must use between hosts, instead of falling back to TCP sockets.
 
-    ``net_name`` is the name under which the network registers with NCCL ("IB" covers InfiniBand and RoCE; a
-    plugin has its own). ``NCCL_NET`` must be set to it on every host; preflight checks that each rank really
-    uses it.
+    Args:
+        net_name: The name under which the network registers with NCCL, one word ("IB" covers InfiniBand and
+            RoCE; a plugin has its own). Set the environment variable ``NCCL_NET`` to it on every host.
     """
 
     net_name: str
@@ -61,7 +67,8 @@ class NcclTransportSpec(Spec, frozen=True, kw_only=True):
 class NixlTransportSpec(Spec, frozen=True, kw_only=True):
     """NIXL for what crosses hosts outside collectives, such as experts dispatched between hosts.
 
-    ``metadata_store`` names an etcd that somebody else runs; without it the controller starts and owns one.
+    Args:
+        metadata_store: An etcd that somebody else runs; without it one belongs on the controller's host.
     """
 
     metadata_store: EndpointSpec | None = None
@@ -94,8 +101,8 @@ class ClusterSpec(Spec, frozen=True, kw_only=True):
     Args:
         hosts: At least one.
         controller_host_id: Where the controller runs, any host; by default the one with node rank 0.
-        startup_timeout_s: Limit for bringing up the workers of the whole cluster, in seconds.
-        rpc_timeout_s: Limit for one control message, in seconds.
+        startup_timeout_s: Limit for bringing up the workers of the whole cluster, in seconds, at most a week.
+        rpc_timeout_s: Limit for one control message, in seconds, at most a week.
         nccl_transport: Required as soon as a GPU workload spans hosts.
         nixl_transport: Required as soon as expert parallelism spans hosts.
     """
@@ -109,7 +116,12 @@ class ClusterSpec(Spec, frozen=True, kw_only=True):
 
 
 class GpuPlacement(Spec, frozen=True, kw_only=True, tag_field="device", tag="gpu"):
-    """One process for each of these GPUs of a host, in this order."""
+    """One process for each of these GPUs of a host, in this order.
+
+    Args:
+        host_id: A host of the cluster.
+        gpus: At least one of its GPUs, named as the host names them.
+    """
 
     host_id: Name
     gpus: Annotated[tuple[GpuId, ...], msgspec.Meta(min_length=1)]
@@ -121,7 +133,12 @@ class GpuPlacement(Spec, frozen=True, kw_only=True, tag_field="device", tag="gpu
 
 
 class CpuPlacement(Spec, frozen=True, kw_only=True, tag_field="device", tag="cpu"):
-    """``slots`` processes on a host, each on one of its CPU slots."""
+    """Processes on CPU slots of a host.
+
+    Args:
+        host_id: A host of the cluster.
+        slots: How many processes, each on a slot of its own.
+    """
 
     host_id: Name
     slots: Count = 1
@@ -133,3 +150,5 @@ class CpuPlacement(Spec, frozen=True, kw_only=True, tag_field="device", tag="cpu
 
 
 type Placement = GpuPlacement | CpuPlacement
+"""Where the processes of a workload run on one host. In files the key ``device`` ("gpu" or "cpu") says
+which."""

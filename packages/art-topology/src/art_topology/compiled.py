@@ -20,18 +20,27 @@ class CpuDevice(msgspec.Struct, frozen=True, tag_field="device", tag="cpu"):
 
 
 class GpuDevice(msgspec.Struct, frozen=True, tag_field="device", tag="gpu"):
-    """A GPU of a host, by index or UUID."""
+    """A GPU of a host, by index (as the driver counts) or UUID."""
 
     gpu: GpuId
 
 
 type Device = CpuDevice | GpuDevice
+"""What one process runs on. Encoded, the key ``device`` ("cpu" or "gpu") says which."""
 
 
 class CompiledHost(msgspec.Struct, frozen=True, kw_only=True):
     """A host with what it offers and what is left of it.
 
-    ``free_cpu_slots`` are the slots that neither trainer nor services take: rollout workers run on these.
+    Args:
+        host_id: Its name.
+        node_rank: Its place in the cluster, from 0.
+        address: IP address or lower-case host name, in canonical form.
+        cpu_slots: How many CPU processes may be placed on it.
+        free_cpu_slots: The slots, counted from 0, that neither trainer nor services take: rollout workers run
+            on these.
+        gpus: Its GPUs, whether taken or not.
+        reserved_ports: Ports that something else on it uses, ascending.
     """
 
     host_id: str
@@ -44,7 +53,14 @@ class CompiledHost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainerRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One trainer process. ``local_rank`` counts the trainer's processes on its host."""
+    """One trainer process.
+
+    Args:
+        rank: Its number among all ranks, from 0.
+        host_id: The host it runs on.
+        local_rank: Its number among the trainer's processes on this host, from 0.
+        device: What it runs on.
+    """
 
     rank: int
     host_id: str
@@ -53,7 +69,13 @@ class TrainerRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainerHost(msgspec.Struct, frozen=True, kw_only=True):
-    """A host's consecutive ranks: ``first_rank`` and one more for each further device."""
+    """A host's consecutive ranks.
+
+    Args:
+        host_id: The host.
+        first_rank: The rank of the first device; each further device has the next.
+        devices: What the ranks run on, one device each.
+    """
 
     host_id: str
     first_rank: int
@@ -63,8 +85,11 @@ class TrainerHost(msgspec.Struct, frozen=True, kw_only=True):
 class CompiledTrainer(msgspec.Struct, frozen=True, kw_only=True):
     """The trainer's ranks and how the model is divided among them.
 
-    ``hosts`` stand in node order, all with ``ranks_per_host`` ranks. ``rendezvous.port`` is 0 unless it was
-    given.
+    Args:
+        parallel: As specified, with ``vpp`` None instead of 1 and ``vpp_microbatch_group_size`` filled in.
+        layout: The sizes of all axes, data parallelism included.
+        hosts: In node order, all with ``ranks_per_host`` ranks.
+        rendezvous: Where rank 0 listens for the others; port 0 unless one was given.
     """
 
     parallel: MegatronTopologyConfig
@@ -108,7 +133,14 @@ class CompiledTrainer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompiledMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One host's share of a service. Member 0 leads; ``member_index`` is vLLM's node rank."""
+    """One host's share of a service.
+
+    Args:
+        member_index: Its number, vLLM's node rank; member 0 leads.
+        host_id: The host it runs on.
+        address: The host's address, in canonical form.
+        devices: What its workers run on, one device each.
+    """
 
     member_index: int
     host_id: str
@@ -117,11 +149,14 @@ class CompiledMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompiledService(msgspec.Struct, frozen=True, kw_only=True):
-    """One vLLM deployment with its places.
+    """One vLLM deployment with its places. Ports are 0 unless they were given.
 
-    ``spec`` is what the user wrote with its endpoints filled in. ``leader`` is where the API listens;
-    ``rendezvous`` where the leader waits for the other members, None with a single member. Their ports are 0
-    unless they were given.
+    Args:
+        spec: What the user wrote, with its endpoints filled in.
+        members: Its members, the leader first.
+        leader: Where the API listens.
+        rendezvous: Where the leader waits for the other members; with a single member None unless it was
+            given.
     """
 
     spec: ModelServiceSpec
@@ -148,7 +183,18 @@ class CompiledService(msgspec.Struct, frozen=True, kw_only=True):
 class RuntimeTopology(msgspec.Struct, frozen=True, kw_only=True):
     """A topology that passed every check that needs no hardware.
 
-    ``fingerprint`` is a SHA-256 over everything else but ``warnings``: equal for inputs that mean the same.
+    Args:
+        hosts: In node order.
+        controller_host_id: The host that runs the controller.
+        startup_timeout_s: Limit for bringing up the workers of the whole cluster, in seconds.
+        rpc_timeout_s: Limit for one control message, in seconds.
+        trainer: The trainer's ranks; None when the program does not train.
+        services: The model services, as they were given.
+        nccl_transport: The network of NCCL, if one was named.
+        nixl_transport: The settings of NIXL, if it is used.
+        warnings: What is worth a second look.
+        fingerprint: SHA-256, in hex, over everything else but ``warnings``: equal for inputs that mean the
+            same.
     """
 
     hosts: tuple[CompiledHost, ...]

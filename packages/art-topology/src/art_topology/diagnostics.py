@@ -74,9 +74,10 @@ class Diagnostic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologyError(ValueError):
-    """The topology cannot run.
+    """The topology cannot run. Its text is all diagnostics, to be shown as it is.
 
-    ``diagnostics`` holds everything found, errors and warnings, in the order of the checks.
+    Args:
+        diagnostics: Everything found, errors and warnings, in the order of the checks.
     """
 
     def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:

@@ -25,7 +25,13 @@ _FORMATS: dict[str, FileFormat] = {".toml": "toml", ".yaml": "yaml", ".yml": "ya
 
 
 class TopologySpec(Spec, frozen=True, kw_only=True):
-    """What one file holds: the arguments of :func:`~art_topology.compiler.compile_topology`."""
+    """What one file holds: the arguments of :func:`~art_topology.compile_topology`.
+
+    Args:
+        cluster: The hosts.
+        trainer: The trainer's ranks, if the program trains.
+        services: The model services.
+    """
 
     cluster: ClusterSpec
     trainer: TrainerMeshSpec | None = None
@@ -33,11 +39,15 @@ class TopologySpec(Spec, frozen=True, kw_only=True):
 
 
 def load_topology(path: str | Path) -> TopologySpec:
-    """Reads a file; its suffix says the format.
+    """Reads a file.
+
+    Args:
+        path: Its suffix says the format: ``.toml``, ``.yaml``, ``.yml`` or ``.json``; UTF-8.
 
     Raises:
         OSError: the file cannot be read.
-        SpecError: it is not well-formed, has fields that do not exist, or values of the wrong type or range.
+        SpecError: it has another suffix, is not well-formed, has fields that do not exist or repeated keys,
+            or values of the wrong type or range; or PyYAML is missing for YAML.
     """
     from pathlib import Path
 
@@ -56,8 +66,13 @@ def load_topology(path: str | Path) -> TopologySpec:
 def parse_topology(text: str, kind: FileFormat) -> TopologySpec:
     """Reads the text of a file.
 
+    Args:
+        text: What the file holds.
+        kind: Its format: "toml", "yaml" or "json".
+
     Raises:
-        SpecError: as for :func:`load_topology`.
+        SpecError: the text is not well-formed, has fields that do not exist or repeated keys, or values of
+            the wrong type or range; or PyYAML is missing for YAML.
     """
     values = _PARSERS[kind](text)
     try:

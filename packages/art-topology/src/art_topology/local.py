@@ -39,8 +39,18 @@ def homogeneous_cluster(
     nixl_transport: NixlTransportSpec | None = None,
     reserved_ports: Iterable[int] = (),
 ) -> ClusterSpec:
-    """Hosts "host-0", "host-1" ... at ``addresses``, in this node order, all with the same slots, GPUs and
+    """Hosts "host-0", "host-1" ... in the node order of ``addresses``, all with the same slots, GPUs and
     ports.
+
+    Args:
+        addresses: IP address or name of each host, by which the others reach it.
+        cpu_slots: How many CPU processes may be placed on each host.
+        gpus_per_host: How many GPUs each host has; they get the indices from 0 on.
+        startup_timeout_s: Limit for bringing up the workers of the whole cluster, in seconds.
+        rpc_timeout_s: Limit for one control message, in seconds.
+        nccl_transport: Required as soon as a GPU workload spans hosts.
+        nixl_transport: Required as soon as expert parallelism spans hosts.
+        reserved_ports: Ports that something else uses on every host.
 
     Raises:
         SpecError: a value has the wrong type or is out of range, or there is no address.

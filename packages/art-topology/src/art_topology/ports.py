@@ -9,7 +9,10 @@ from art_topology.compiled import RuntimeTopology
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
     """A socket that ART opens, or a port it stays away from.
 
-    ``endpoint.port`` 0: the host chooses it and reports it back.
+    Args:
+        host_id: The host that listens.
+        endpoint: Where; port 0 is chosen by the host, which reports it back.
+        purpose: What for, to be shown, such as "API of policy".
     """
 
     host_id: str
@@ -18,7 +21,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def listeners(topology: RuntimeTopology) -> tuple[Listener, ...]:
-    """Everything that listens, except what Monarch and the engines open among themselves."""
+    """Everything that listens in ``topology``, except what Monarch and the engines open among themselves."""
     found = [
         Listener(
             host_id=host.host_id, endpoint=EndpointSpec(host=host.address, port=port), purpose="reserved port"

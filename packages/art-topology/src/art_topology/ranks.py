@@ -35,10 +35,10 @@ GroupFamily = Literal[
 ]
 """``tp-pp`` is Megatron's model-parallel group, ``cp-dp`` its data-parallel group with context parallelism,
 ``etp-ep-pp`` the model-parallel group of experts. ``embedding`` joins the first and last stage, which share
-weights;
-``position-embedding`` is the first stage alone."""
+weights; ``position-embedding`` is the first stage alone."""
 
 GROUP_FAMILIES: tuple[GroupFamily, ...] = get_args(GroupFamily)
+"""All sixteen names of :data:`GroupFamily`."""
 
 _EXPERT_FAMILIES: dict[str, frozenset[str]] = {
     "etp": frozenset({"etp"}),
@@ -58,7 +58,17 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class RankCoordinate(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank stands on every axis."""
+    """Where a rank stands on every axis, each counted from 0.
+
+    Args:
+        tp: tensor parallel.
+        cp: context parallel.
+        dp: data parallel.
+        pp: pipeline stage.
+        etp: expert tensor parallel.
+        ep: expert parallel.
+        expert_dp: data parallel of the experts.
+    """
 
     tp: int
     cp: int
@@ -73,6 +83,7 @@ class RankGroup(Sequence[int]):
     """The ranks of one process group, ascending, computed when asked for.
 
     Members are ``base`` plus one multiple below ``size`` of each axis' stride; axes are given fastest first.
+    Made by :meth:`RankLayout.group` and :meth:`RankLayout.groups`.
     """
 
     __slots__ = ("_axes", "base")
@@ -129,6 +140,15 @@ class RankGroup(Sequence[int]):
 class RankLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of all axes of one trainer. ``world_size = tp*cp*dp*pp = etp*ep*expert_dp*pp`` holds.
 
+    Args:
+        tp: tensor parallel.
+        cp: context parallel.
+        dp: data parallel.
+        pp: pipeline stages.
+        etp: expert tensor parallel.
+        ep: expert parallel.
+        expert_dp: data parallel of the experts.
+
     Raises:
         ValueError: a size is below 1 or the two products differ.
     """
@@ -174,7 +194,7 @@ class RankLayout(msgspec.Struct, frozen=True, kw_only=True):
         return RankCoordinate(**{name: rank // axis.stride % axis.size for name, axis in axes.items()})
 
     def group(self, family: GroupFamily, rank: int) -> RankGroup | None:
-        """The group of ``rank``; None for an embedding group when the rank's stage takes no part.
+        """The group of ``rank`` in a family; None for an embedding group when the rank's stage takes no part.
 
         Raises:
             IndexError: there is no such rank.

@@ -11,8 +11,12 @@ from art_topology.spec import Count, Name, Seconds, Spec
 class VllmParallelSpec(Spec, frozen=True, kw_only=True):
     """How vLLM divides the model: ``tp * pp * dp`` workers.
 
-    With ``expert_parallel`` the experts of a layer are divided among the ``tp * dp`` workers of a pipeline
-    stage.
+    Args:
+        tp: Workers among which the matrices of a layer are divided.
+        pp: Pipeline stages.
+        dp: Copies of the model (of its attention, with ``expert_parallel``) that share the requests.
+        expert_parallel: Whether the experts of a layer are divided among the ``tp * dp`` workers of a
+            pipeline stage.
     """
 
     tp: Count = 1
@@ -41,7 +45,7 @@ class ModelServiceSpec(Spec, frozen=True, kw_only=True):
     """One vLLM deployment.
 
     Args:
-        name: How programs ask for it; the runtime gives no name a meaning.
+        name: How programs ask for it, unique among the services; the runtime gives no name a meaning.
         base_model: Hugging Face name or local folder of the model, and the name it is served under.
         model_path: Folder to load instead of ``base_model``, the same path on every member's host.
         members: The first is the leader, whose host serves the API. Each on a host of its own.

@@ -35,6 +35,8 @@ GpuId = (
     Annotated[int, msgspec.Meta(ge=0, description="Index of a GPU, as the driver counts.")]
     | Annotated[str, msgspec.Meta(pattern="^(GPU|MIG)-", description="UUID of a GPU or MIG slice.")]
 )
+"""A GPU of a host: its index, as the driver counts, or the UUID of a GPU or MIG slice (``GPU-...``,
+``MIG-...``)."""
 
 
 class SpecError(ValueError):

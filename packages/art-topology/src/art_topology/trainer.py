@@ -23,9 +23,17 @@ from art_topology.spec import Count, Spec
 class MegatronTopologyConfig(Spec, frozen=True, kw_only=True):
     """How Megatron divides the model; the default is one rank. Data parallelism is what the ranks leave over.
 
-    ``vpp`` of None or 1 means no virtual stages. ``vpp_microbatch_group_size`` is how many microbatches run
-    at a time for one virtual stage (Megatron's ``microbatch_group_size_per_vp_stage``); by default ``pp``.
-    Unlike Megatron's, ``etp`` does not follow ``tp`` when it is left out: it is 1.
+    Args:
+        tp: Ranks among which the matrices of a layer are divided (tensor parallel).
+        cp: Ranks among which the tokens of a row are divided (context parallel).
+        ep: Ranks among which the experts of a layer are divided (expert parallel).
+        etp: Ranks among which the matrices of each expert are divided (expert tensor parallel). Unlike
+            Megatron's, it does not follow ``tp`` when it is left out: it is 1.
+        pp: Pipeline stages, into which the layers are divided.
+        vpp: Separate runs of layers that each rank holds (virtual pipeline stages, interleaved schedule);
+            None or 1 means none.
+        vpp_microbatch_group_size: How many microbatches run at a time for one virtual stage (Megatron's
+            ``microbatch_group_size_per_vp_stage``), at least ``pp``; by default ``pp``.
     """
 
     tp: Count = 1
