@@ -9,6 +9,29 @@ class ConfigError(ArtError):
     """A setting is missing, contradictory or came too late."""
 
 
+class PreflightError(ConfigError):
+    """Something that can be known before anything starts stands in the way; the text lists all of it, one line
+    each."""
+
+
+class PromptLengthError(ConfigError):
+    """A prompt leaves no room for its answer.
+
+    Args:
+        text: which prompts, how long each is, the limit and the next step.
+        longest: tokens that the longest prompt and its answer need together.
+        limit: tokens that there is room for.
+    """
+
+    def __init__(self, text: str, longest: int, limit: int) -> None:
+        self.longest = longest
+        self.limit = limit
+        super().__init__(text, longest, limit)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class RecordError(ArtError):
     """A trajectory cannot be turned into a training record."""
 

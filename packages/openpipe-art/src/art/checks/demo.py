@@ -1,0 +1,101 @@
+"""What `art demo` needs, before it fetches or starts anything."""
+
+import itertools
+from pathlib import Path
+
+from art.checks import machine
+from art.checks.cache import fetch_checks
+from art.checks.hosts import (
+    cpu_check,
+    host_checks,
+    run_folder_checks,
+    shared_memory_check,
+)
+from art.checks.model_facts import folder_problem
+from art.checks.packages import installed_check, python_check
+from art.checks.results import Check, State, failed
+from art.checks.training import TrainingPlan, available_text, rated_memory, training_checks
+
+NEEDED_MEMORY = int(5.2 * 2**30)
+"""What the demo's processes hold at its peak besides files that the kernel can drop: 5.14 GiB. See
+:mod:`art.checks.training`; with less it is killed."""
+COMFORTABLE_MEMORY = int(6.2 * 2**30)
+"""Its peak of 5.7 GiB with the page cache, and half a GiB for everything else on the machine."""
+SHARED_MEMORY = 48 << 20
+"""Three adapters of 9.8 MB, and batches."""
+STEP_BYTES = 31 << 20
+"""Of one step in the run's folder: a generation of 29.3 MB, trajectories and metrics. All are kept."""
+PACKED_SEQUENCE_LENGTH = 2048
+
+
+def demo_checks(
+    *,
+    run_dir: Path | None = None,
+    model: Path | None = None,
+    steps: int = 25,
+    resume: bool = False,
+) -> list[Check]:
+    """Collects everything that can be known before `art demo` fetches or starts anything; well below 0.3 s.
+
+    Args:
+        run_dir: the run's folder as the user gave it; None for a new one under ``runs/``.
+        model: folder of a Hugging Face model in place of the demo's own.
+        steps: the most that are taken; each leaves a generation.
+        resume: ``run_dir`` holds a run, which is continued.
+    """
+    packages = [python_check(), installed_check("cpu")]
+    checks = [*packages, *host_checks(), cpu_check()]
+    folder = run_dir or Path("runs")
+    checks += run_folder_checks(
+        folder,
+        needed_bytes=steps * STEP_BYTES,
+        may_hold=resume or run_dir is None,
+        remedy="choose another folder: art demo --run-dir DIR",
+    )
+    if resume:
+        checks += _resume_checks(folder)
+    if model is None:
+        checks += [demo_memory_check(), shared_memory_check(SHARED_MEMORY, "adapters and batches")]
+    else:
+        checks += _model_checks(model, folder, resume)
+    if all(check.state is not State.FAILURE for check in packages):
+        checks += fetch_checks(with_model=model is None)
+    return list(dict.fromkeys(checks))
+
+
+def demo_memory_check() -> Check:
+    """Memory for the demo with its own model."""
+    return rated_memory(
+        NEEDED_MEMORY,
+        available_text(machine.memory()),
+        "5.7 GiB (the demo's measured peak)",
+        "end other programs, or give the machine or container 8 GiB",
+        comfortable=COMFORTABLE_MEMORY,
+        why="5.7 GiB (the demo's measured peak), and some more for other programs",
+    )
+
+
+def _model_checks(model: Path, folder: Path, resume: bool) -> list[Check]:
+    if folder_problem(model) is not None:
+        return [
+            failed("model", folder_problem(model) or "", remedy="give such a folder: art demo --model DIR")
+        ]
+    plan = TrainingPlan(
+        base_model=model, run_dir=folder, resume=True, packed_sequence_length=PACKED_SEQUENCE_LENGTH
+    )
+    return [check for check in training_checks(plan) if check.name not in ("run folder", "disk of the run")]
+
+
+def _resume_checks(folder: Path) -> list[Check]:
+    generations = itertools.islice((folder / "generations").glob("step-*"), 1)
+    if any(True for _ in generations):
+        return []
+    found = f"{folder} holds no generation to go on from" if folder.is_dir() else f"{folder} is no folder"
+    return [
+        failed(
+            "run to resume",
+            found,
+            "generations/step-*",
+            "give the folder of an earlier run, or start a new one",
+        )
+    ]

@@ -1,0 +1,207 @@
+"""What any run needs of the host it runs on, whatever the model: processes, sockets, folders, limits."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from art.checks import machine
+from art.checks.results import Check, failed, passed, size, warned
+
+OPEN_FILES = 1024
+"""A process of the demo was seen to have 93 open; every request in flight is one more."""
+
+STATE_VARIABLE = "ART_STATE_DIR"
+
+
+def host_checks() -> list[Check]:
+    """What every run on this machine needs, before any process starts."""
+    return [
+        system_check(),
+        process_check(),
+        loopback_check(),
+        temporary_folder_check(),
+        state_folder_check(),
+        open_files_check(),
+    ]
+
+
+def system_check() -> Check:
+    """Linux, on a processor that there are packages for."""
+    system, architecture = os.uname().sysname, os.uname().machine
+    found = f"{system} on {architecture}"
+    if system != "Linux":
+        return failed("system", found, "Linux", "run ART in a Linux container or virtual machine")
+    if architecture != "x86_64":
+        return warned("system", found, "x86_64 (the only one it has been tried on)")
+    return passed("system", found, "Linux")
+
+
+def process_check() -> Check:
+    """Whether children can be tied to their parent."""
+    problem = machine.process_control_problem()
+    if problem is None:
+        return passed("process control", "prctl and pidfd_open work")
+    return failed(
+        "process control",
+        problem,
+        "Linux 5.3 or newer",
+        "run on a newer kernel, or allow these calls in the sandbox",
+    )
+
+
+def loopback_check() -> Check:
+    """Whether processes can listen on 127.0.0.1."""
+    problem = machine.port_problem("127.0.0.1", 0)
+    if problem is None:
+        return passed("loopback", "127.0.0.1 can be listened on")
+    return failed(
+        "loopback",
+        f"127.0.0.1 cannot be listened on ({problem})",
+        remedy="bring the interface up: ip link set lo up",
+    )
+
+
+def ports_check(endpoints: Iterable[tuple[str, int, str]]) -> list[Check]:
+    """Whether fixed ports are free; port 0 is chosen by who listens and is not looked at.
+
+    Args:
+        endpoints: address, port and what for.
+    """
+    checks = []
+    for host, port, purpose in endpoints:
+        if port == 0:
+            continue
+        name = f"port {port}"
+        problem = machine.port_problem(host, port)
+        if problem is None:
+            checks.append(passed(name, f"free on {host}", f"for {purpose}"))
+        else:
+            checks.append(
+                failed(
+                    name,
+                    f"{host} port {port} cannot be listened on ({problem})",
+                    f"for {purpose}",
+                    f"choose another, or 0 for any free one; `ss -ltnp 'sport = :{port}'` says who holds it",
+                )
+            )
+    return checks
+
+
+def temporary_folder_check() -> Check:
+    """Whether the folder for temporary files is there, short enough for sockets, and has some room."""
+    limit = machine.LONGEST_TEMPORARY_FOLDER
+    try:
+        folder = machine.temporary_folder()
+    except OSError as error:
+        return failed(
+            "TMPDIR", str(error), remedy="set TMPDIR to a folder that can be written, for example /tmp"
+        )
+    length = len(str(folder))
+    if length > limit:
+        return failed(
+            "TMPDIR",
+            f"{folder} has {length} characters",
+            f"at most {limit}, since Unix sockets lie in it",
+            "set TMPDIR to a shorter folder: export TMPDIR=/tmp",
+        )
+    if not folder.is_dir() or not machine.writable(folder):
+        return failed(
+            "TMPDIR", f"{folder} cannot be written", remedy="set TMPDIR to a folder that can be written"
+        )
+    free = machine.space(folder).free
+    if free < 64 << 20:
+        return failed(
+            "TMPDIR", f"{folder} has {size(free)} free", "64 MiB", "free some, or set TMPDIR elsewhere"
+        )
+    return passed("TMPDIR", f"{folder}, {size(free)} free")
+
+
+def state_folder_check() -> Check:
+    """Whether runs can be recorded."""
+    named = os.environ.get(STATE_VARIABLE)
+    folder = Path(named).expanduser() if named else Path.home() / ".local" / "state" / "art"
+    return folder_check("state folder", folder, f"set {STATE_VARIABLE} to one that can be written")
+
+
+def folder_check(name: str, folder: Path, remedy: str) -> Check:
+    """Whether ``folder`` is a folder that can be written, or can be made; nothing is made."""
+    existing = machine.nearest_existing(folder)
+    if not existing.is_dir():
+        return failed(name, f"{folder} cannot be made: {existing} is a file", remedy=remedy)
+    if not machine.writable(existing):
+        return failed(name, f"{folder} cannot be written: no permission in {existing}", remedy=remedy)
+    return passed(name, str(folder))
+
+
+def run_folder_checks(folder: Path, *, needed_bytes: int, may_hold: bool, remedy: str) -> list[Check]:
+    """Whether a run can be kept in ``folder``.
+
+    Args:
+        folder: of the run; need not exist.
+        needed_bytes: that the run will write there.
+        may_hold: whether it may hold something already.
+        remedy: the next step when it cannot be used.
+    """
+    if folder.exists() and not folder.is_dir():
+        return [failed("run folder", f"{folder} is a file", "a new or empty folder", remedy)]
+    found = folder_check("run folder", folder, remedy)
+    if found.state.value != "ok":
+        return [found]
+    if not may_hold and folder.is_dir() and any(folder.iterdir()):
+        return [failed("run folder", f"{folder} is not empty", "a new or empty folder", remedy)]
+    return [found, disk_check("disk of the run", folder, needed_bytes, remedy)]
+
+
+def disk_check(name: str, folder: Path, needed_bytes: int, remedy: str) -> Check:
+    """Whether the file system of ``folder`` has room."""
+    there = machine.space(folder)
+    found = f"{size(there.free)} free on the file system of {there.existing}"
+    if there.free < needed_bytes:
+        return failed(
+            name, found, f"about {size(needed_bytes)}", f"free {size(needed_bytes - there.free)}, or {remedy}"
+        )
+    return passed(name, found, f"about {size(needed_bytes)}")
+
+
+def shared_memory_check(needed_bytes: int, what: str, folder: Path = Path("/dev/shm")) -> Check:
+    """Whether /dev/shm can be written and has room for ``needed_bytes``; it warns below twice as much."""
+    remedy = "mount more: mount -o remount,size=2G /dev/shm; of a container: --shm-size=2g"
+    if not folder.is_dir() or not machine.writable(folder):
+        return failed(
+            "shared memory", f"{folder} is not there or cannot be written", size(needed_bytes), remedy
+        )
+    there = machine.space(folder)
+    found = f"{size(there.free)} of {size(there.total)} free in {folder}"
+    needed = f"about {size(needed_bytes)} ({what})"
+    if there.free < needed_bytes:
+        return failed("shared memory", found, needed, remedy)
+    if there.free < 2 * needed_bytes:
+        return warned("shared memory", found, needed, remedy)
+    return passed("shared memory", found, needed)
+
+
+def open_files_check() -> Check:
+    """Whether a process may have enough files open."""
+    limit = machine.open_files_limit()
+    if limit >= OPEN_FILES:
+        return passed("open files", f"{limit} for each process", f"{OPEN_FILES}")
+    return warned(
+        "open files", f"{limit} for each process", f"{OPEN_FILES}", f"raise it: ulimit -n {OPEN_FILES}"
+    )
+
+
+def cpu_check() -> Check:
+    """Whether the processor has what vLLM's build for CPUs uses, and how many cores there are."""
+    flags, cpus = machine.cpu_flags(), machine.usable_cpus()
+    found = f"{cpus:g} usable by this process"
+    if os.uname().machine == "x86_64" and flags and "avx2" not in flags:
+        return failed("CPU", f"{found}, without AVX2", "AVX2", "run on a processor with AVX2 (2013 or newer)")
+    widest = next((name for name in ("avx512f", "avx2") if name in flags), "no AVX")
+    if cpus < 2:
+        return warned(
+            "CPU",
+            f"{found}, {widest}",
+            "2",
+            "give this process 2 CPUs, or expect steps to take twice as long",
+        )
+    return passed("CPU", f"{found}, {widest}", "2")

@@ -1,0 +1,137 @@
+"""What is installed, against what ART's own distributions ask for.
+
+The list is the one that the installed metadata declares, extras included; there is no second one here.
+Requirements of ART's own distributions are followed into those, requirements of others are theirs to check.
+"""
+
+import functools
+import importlib.metadata
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from art.checks.machine import python_version
+from art.checks.results import Check, failed, passed
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+DISTRIBUTION = "openpipe-art"
+_OURS = ("openpipe-art", "art-topology", "art-dataplane", "art-kernels", "art-trainer", "art-serving")
+
+
+class PackageProblem(msgspec.Struct, frozen=True):
+    """One requirement that is not met.
+
+    Args:
+        requirement: as it was declared, for example ``torchmonarch==0.7.0``.
+        installed: the version that is there, None when the package is absent.
+        asked_by: the distribution that declares it.
+    """
+
+    requirement: str
+    installed: str | None
+    asked_by: str
+
+    def __str__(self) -> str:
+        if self.installed is None:
+            return f"{self.requirement} is not installed"
+        return f"{self.requirement} is needed, {self.installed} is installed"
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra; in a clone uv's."""
+    command = f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"
+    return f"{command}  (in a clone: uv sync)" if _editable() else command
+
+
+def _editable() -> bool:
+    try:
+        text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return bool(text) and bool(json.loads(text or "{}").get("dir_info", {}).get("editable"))
+
+
+@functools.cache
+def package_problems(extra: str = "") -> tuple[PackageProblem, ...]:
+    """Requirements of ``openpipe-art[extra]`` that this Python's packages do not meet."""
+    return tuple(_problems(DISTRIBUTION, extra, set()))
+
+
+def _problems(name: str, extra: str, seen: set[tuple[str, str]]) -> Iterator[PackageProblem]:
+    if (name, extra) in seen:
+        return
+    seen.add((name, extra))
+    for requirement in _requirements(name, extra):
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            yield PackageProblem(_declared(requirement), None, name)
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            yield PackageProblem(_declared(requirement), version, name)
+        if requirement.name in _OURS:
+            for wanted in ("", *requirement.extras):
+                yield from _problems(requirement.name, wanted, seen)
+
+
+def _requirements(name: str, extra: str) -> "Iterator[Requirement]":
+    """Those of one distribution that hold here: the base ones for no extra, else the extra's own."""
+    from packaging.requirements import Requirement
+
+    try:
+        declared = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for text in declared:
+        requirement = Requirement(text)
+        if requirement.marker is None:
+            if not extra:
+                yield requirement
+        elif requirement.marker.evaluate({"extra": extra}) and bool(extra) != requirement.marker.evaluate(
+            {"extra": ""}
+        ):
+            yield requirement
+
+
+def _declared(requirement: "Requirement") -> str:
+    return f"{requirement.name}{requirement.specifier}"
+
+
+def installed_check(extra: str = "") -> Check:
+    """Whether what the extra declares is installed, in versions that it allows."""
+    name = f"packages of {DISTRIBUTION}[{extra}]" if extra else f"packages of {DISTRIBUTION}"
+    problems = [*package_problems(), *(package_problems(extra) if extra else ())]
+    if not problems:
+        return passed(name, "all installed")
+    shown = "; ".join(dict.fromkeys(str(problem) for problem in problems))
+    return failed(name, shown, remedy=install_command(extra))
+
+
+def python_check() -> Check:
+    """Whether this Python is one that ART's installed distributions run on."""
+    from packaging.specifiers import SpecifierSet
+
+    needed = SpecifierSet(",".join(sorted(_required_pythons())))
+    version = python_version()
+    text = ", ".join(str(needed).split(",")) or "any"
+    if needed.contains(version, prereleases=True):
+        return passed("Python", version, text)
+    return failed(
+        "Python", version, text, "make an environment with `uv venv --python 3.12` and install ART there"
+    )
+
+
+def _required_pythons() -> set[str]:
+    found = set()
+    for name in _OURS:
+        try:
+            required = importlib.metadata.metadata(name)["Requires-Python"]
+        except (importlib.metadata.PackageNotFoundError, KeyError):
+            continue
+        if required:
+            found.add(required)
+    return found
