@@ -31,7 +31,12 @@ class AdvantageRule(msgspec.Struct, frozen=True):
 
 
 class GroupAdvantages(NamedTuple):
-    """``advantages`` float64 ``[N]``; ``is_zero_variance`` bool ``[G]``."""
+    """What :func:`group_advantages` computes for ``N`` rewards in ``G`` groups.
+
+    Args:
+        advantages: float64 ``[N]``.
+        is_zero_variance: bool ``[G]``: whether all rewards of a group are equal.
+    """
 
     advantages: np.ndarray
     is_zero_variance: np.ndarray

@@ -39,7 +39,11 @@ _json_encoder = msgspec.json.Encoder(enc_hook=_encode_array)
 
 
 def encode(message: Any) -> bytes:
-    """Encodes a struct of this package (or a list of them) as MessagePack."""
+    """Encodes ``message``, a struct of this package or a list of them, as MessagePack.
+
+    Raises:
+        NotImplementedError: it holds something that is neither data nor an array.
+    """
     return _encoder.encode(message)
 
 
@@ -47,20 +51,26 @@ def decode[T](data: bytes | memoryview, kind: type[T]) -> T:
     """Decodes MessagePack into ``kind``; arrays are read-only views of ``data``.
 
     Raises:
-        msgspec.ValidationError: ``data`` does not have the shape of ``kind``.
+        msgspec.ValidationError: ``data`` is MessagePack of something else than ``kind``, or an array holds
+        objects. msgspec.DecodeError: it is no MessagePack.
     """
     return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array)
 
 
 def encode_json(message: Any) -> bytes:
-    """Encodes a struct of this package as JSON; array bytes become base64."""
+    """Encodes ``message``, a struct of this package or a list of them, as JSON; array bytes become base64.
+
+    Raises:
+        NotImplementedError: it holds something that is neither data nor an array.
+    """
     return _json_encoder.encode(message)
 
 
 def decode_json[T](data: bytes | str, kind: type[T]) -> T:
-    """Decodes what :func:`encode_json` wrote.
+    """Decodes into ``kind`` what :func:`encode_json` wrote.
 
     Raises:
-        msgspec.ValidationError: ``data`` does not have the shape of ``kind``.
+        msgspec.ValidationError: ``data`` is JSON of something else than ``kind``.
+        msgspec.DecodeError: it is no JSON.
     """
     return msgspec.json.decode(data, type=kind, dec_hook=_decode_array)

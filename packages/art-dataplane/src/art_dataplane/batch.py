@@ -1,24 +1,6 @@
 """A packed batch and the reference that travels in its place.
 
-Tensors of a packed row, ``T`` physical tokens and ``L`` loss entries (rows are concatenated; ``row_offsets``
-and ``loss_row_offsets`` delimit them):
-
-===================  ========  =====================================================================
-token_ids            int32[T]
-position_ids         int32[T]  depth in the tree: the number of tokens before it on its path
-subtree_end          int32[T]  within its row; query q sees key k when ``k <= q < subtree_end[k]``
-loss_source          int32[L]  index in the row of the token whose hidden state predicts the target
-loss_target          int32[L]  token id that is predicted
-loss_old_logprob     float32[L]
-loss_advantage       float32[L]
-loss_weight          float32[L]
-loss_version         int32[L]  policy version that sampled the target
-loss_record          int32[L]  index into ``PackedBatchRef.record_ids``
-loss_temperature     float32[L]
-row_offsets          int32[R + 1]
-loss_row_offsets     int32[R + 1]
-routes               uint8 or uint16 ``[T, layers, topk]``, when present
-===================  ========  =====================================================================
+Names, dtypes and shapes of its tensors are listed at :class:`PackedBatch`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,9 +38,10 @@ class PackingCounts(msgspec.Struct, frozen=True):
     """How much was packed. Logical tokens are what trajectories contain; physical tokens what is computed.
 
     Args:
-        trajectory_count: records with at least one loss entry in the batch.
+        trajectory_count: trajectories with at least one loss entry in the batch.
         row_count: rows, each of at most ``packed_sequence_length`` physical tokens.
-        logical_tokens: sum of the refs' ``token_count`` over these records.
+        logical_tokens: tokens of these trajectories, each counted alone
+            (:func:`~art_dataplane.logical_token_count`).
         physical_tokens: tokens in all rows.
         loss_entries: targets in all rows.
         dropped_zero_variance_groups: groups left out because all their rewards are equal.
@@ -84,10 +67,23 @@ class PackingCounts(msgspec.Struct, frozen=True):
 
 
 class PackedBatchRef(msgspec.Struct, frozen=True):
-    """Names one packed batch.
+    """Names one packed batch; travels in its place.
 
-    ``ticket`` counts packing attempts; ``versions`` are all policy versions that sampled a trained token,
-    ascending; ``policy_version`` is the one that the step starts from.
+    Args:
+        batch_id: unique among the batches of a run.
+        owner: the process that holds the bytes and answers for the lease.
+        lease: the trainer's right to the bytes.
+        tensors: where each tensor is inside ``location``; names, dtypes and shapes as in the table of
+            :class:`PackedBatch`.
+        byte_count: bytes of all tensors together, alignment included.
+        location: where the bytes are.
+        ticket: counts packing attempts.
+        packed_sequence_length: physical tokens of a row, at most.
+        counts: how much was packed.
+        versions: all policy versions that sampled a trained token, ascending.
+        record_ids: the packed records; ``loss_record`` is an index into them.
+        group_ids: the groups that they are of.
+        policy_version: the version that the step starts from.
     """
 
     batch_id: str
@@ -106,7 +102,7 @@ class PackedBatchRef(msgspec.Struct, frozen=True):
 
 
 class BatchTensors(Mapping[str, np.ndarray]):
-    """The arrays of a batch by name.
+    """The arrays of a batch by name. Made by :attr:`PackedBatch.tensors`.
 
     Every access after the batch was closed raises :class:`BatchClosedError`.
     """
@@ -137,11 +133,30 @@ class BatchTensors(Mapping[str, np.ndarray]):
 
 
 class PackedBatch:
-    """A mapped batch: read-only NumPy views with the names and shapes of the module's table.
+    """A mapped batch: read-only NumPy views. Made by :meth:`BatchMapper.map`; close it, or use ``with``.
 
     ``close()`` revokes the views and then unmaps. Every later access through the batch or its ``tensors``
     raises :class:`BatchClosedError`. An array that was taken out before the close stays valid memory: it
     keeps the mapping alive until it is gone, so no access ever reaches unmapped memory.
+
+    With ``R`` rows, ``T`` physical tokens and ``L`` loss entries in all rows, the tensors are:
+
+    | tensor | dtype, shape | meaning |
+    |---|---|---|
+    | token_ids | int32 ``[T]`` | token ids, depth first |
+    | position_ids | int32 ``[T]`` | depth in the tree: the number of tokens before it on its path |
+    | subtree_end | int32 ``[T]`` | within its row; query q sees key k when ``k <= q < subtree_end[k]`` |
+    | loss_source | int32 ``[L]`` | index in its row of the token whose hidden state predicts the target |
+    | loss_target | int32 ``[L]`` | token id that is predicted |
+    | loss_old_logprob | float32 ``[L]`` | log-prob of the target when it was sampled, in nats |
+    | loss_advantage | float32 ``[L]`` | advantage of its trajectory |
+    | loss_weight | float32 ``[L]`` | how much it counts; the weights of a batch sum to 1 |
+    | loss_version | int32 ``[L]`` | policy version that sampled the target |
+    | loss_record | int32 ``[L]`` | index into ``PackedBatchRef.record_ids`` |
+    | loss_temperature | float32 ``[L]`` | temperature it was sampled at |
+    | row_offsets | int32 ``[R + 1]`` | where each row's tokens begin, and the number of tokens |
+    | loss_row_offsets | int32 ``[R + 1]`` | the same for loss entries |
+    | routes | uint8 or uint16 ``[T, layers, topk]`` | experts of each token, when they were captured |
     """
 
     def __init__(self, ref: PackedBatchRef, mapped: MappedBytes) -> None:
@@ -157,78 +172,82 @@ class PackedBatch:
 
     @property
     def tensors(self) -> BatchTensors:
-        """All arrays by name."""
+        """All arrays by name, with the dtypes and shapes of the table.
+
+        Raises:
+            BatchClosedError: after :meth:`close`.
+        """
         self._tensors._open()
         return self._tensors
 
     @property
     def token_ids(self) -> np.ndarray:
-        """int32 ``[T]``."""
+        """int32 ``[T]``: token ids, depth first."""
         return self._tensors["token_ids"]
 
     @property
     def position_ids(self) -> np.ndarray:
-        """int32 ``[T]``."""
+        """int32 ``[T]``: depth of each token in its tree."""
         return self._tensors["position_ids"]
 
     @property
     def subtree_end(self) -> np.ndarray:
-        """int32 ``[T]``."""
+        """int32 ``[T]``: the end of each token's subtree, within its row."""
         return self._tensors["subtree_end"]
 
     @property
     def loss_source(self) -> np.ndarray:
-        """int32 ``[L]``."""
+        """int32 ``[L]``: index in its row of the token that predicts the target."""
         return self._tensors["loss_source"]
 
     @property
     def loss_target(self) -> np.ndarray:
-        """int32 ``[L]``."""
+        """int32 ``[L]``: token ids that are predicted."""
         return self._tensors["loss_target"]
 
     @property
     def loss_old_logprob(self) -> np.ndarray:
-        """float32 ``[L]``."""
+        """float32 ``[L]``: log-probs of the targets when they were sampled, in nats."""
         return self._tensors["loss_old_logprob"]
 
     @property
     def loss_advantage(self) -> np.ndarray:
-        """float32 ``[L]``."""
+        """float32 ``[L]``: advantages of the targets' trajectories."""
         return self._tensors["loss_advantage"]
 
     @property
     def loss_weight(self) -> np.ndarray:
-        """float32 ``[L]``."""
+        """float32 ``[L]``: how much each entry counts; the sum over a batch is 1."""
         return self._tensors["loss_weight"]
 
     @property
     def loss_version(self) -> np.ndarray:
-        """int32 ``[L]``."""
+        """int32 ``[L]``: policy versions that sampled the targets."""
         return self._tensors["loss_version"]
 
     @property
     def loss_record(self) -> np.ndarray:
-        """int32 ``[L]``."""
+        """int32 ``[L]``: indices into ``PackedBatchRef.record_ids``."""
         return self._tensors["loss_record"]
 
     @property
     def loss_temperature(self) -> np.ndarray:
-        """float32 ``[L]``."""
+        """float32 ``[L]``: temperatures the targets were sampled at."""
         return self._tensors["loss_temperature"]
 
     @property
     def row_offsets(self) -> np.ndarray:
-        """int32 ``[R + 1]``."""
+        """int32 ``[R + 1]``: where each row's tokens begin, and the number of tokens."""
         return self._tensors["row_offsets"]
 
     @property
     def loss_row_offsets(self) -> np.ndarray:
-        """int32 ``[R + 1]``."""
+        """int32 ``[R + 1]``: where each row's loss entries begin, and their number."""
         return self._tensors["loss_row_offsets"]
 
     @property
     def routes(self) -> np.ndarray | None:
-        """uint8 or uint16 ``[T, layers, topk]``, or None."""
+        """uint8 or uint16 ``[T, layers, topk]``: experts of each token; None when they were not captured."""
         return self._tensors.get("routes")
 
     @property
@@ -239,9 +258,17 @@ class PackedBatch:
     def row(self, index: int) -> dict[str, np.ndarray]:
         """The arrays of one row by name, without the offsets: views, no copies.
 
+        Args:
+            index: which row, from 0.
+
+        Returns:
+            The same dtypes as the batch's; token arrays ``[t]``, loss arrays ``[l]`` and ``routes``
+            ``[t, layers, topk]`` for the row's ``t`` tokens and ``l`` loss entries. ``loss_source`` counts
+            from the row's first token.
+
         Raises:
             IndexError: there is no such row.
-            BatchClosedError: after ``close()``.
+            BatchClosedError: after :meth:`close`.
         """
         if not 0 <= index < self.row_count:
             raise IndexError(f"row {index} of a batch with {self.row_count} rows")
@@ -319,7 +346,7 @@ class ShmBatchMapper:
     """Maps batches that are inline or in shared memory of this host; implements :class:`BatchMapper`."""
 
     def map(self, ref: PackedBatchRef) -> PackedBatch:
-        """Maps the batch read-only.
+        """Maps the batch of ``ref`` read-only.
 
         Raises:
             ShmError: the segment is gone or too small.
@@ -337,7 +364,11 @@ class BatchMapper(Protocol):
     """Turns references into arrays on this host."""
 
     def map(self, ref: PackedBatchRef) -> PackedBatch:
-        """Maps the batch; the result is revoked by its ``close()``."""
+        """Maps the batch of ``ref``; :meth:`PackedBatch.close` revokes the result.
+
+        Raises:
+            DataPlaneError: the bytes cannot be reached from here, or are not what the reference describes.
+        """
         ...
 
 

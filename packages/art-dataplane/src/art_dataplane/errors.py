@@ -46,7 +46,7 @@ class BatchError(DataPlaneError, ValueError):
 
 
 class BatchClosedError(DataPlaneError):
-    """A packed batch was used after its ``close()``."""
+    """A packed batch was used after it was closed (:meth:`art_dataplane.PackedBatch.close`)."""
 
 
 class SnapshotError(DataPlaneError):

@@ -31,7 +31,15 @@ class Outcome(enum.Enum):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Granted to ``holder`` for ``duration_s`` seconds, measured on the owner's monotonic clock."""
+    """The right to use items until a deadline. Frozen data, made by a grant; the table that granted it
+    decides.
+
+    Args:
+        lease_id: unique.
+        fence: grows with every grant; who comes with a lower one than was seen for an item is refused.
+        holder: who it was granted to.
+        duration_s: seconds it is good for, measured on the granting process's monotonic clock.
+    """
 
     lease_id: str
     fence: int
@@ -67,6 +75,11 @@ class LeaseTable:
     def grant(self, items: Iterable[str], holder: str, duration_s: float) -> Lease:
         """Puts all ``items`` under one new lease.
 
+        Args:
+            items: names; equal ones count once.
+            holder: who it is for, as messages name it.
+            duration_s: seconds from now.
+
         Raises:
             LeaseError: an item is under another lease, or ``duration_s`` is not positive.
         """
@@ -86,7 +99,7 @@ class LeaseTable:
         return lease
 
     def check(self, lease: Lease) -> tuple[str, ...]:
-        """Returns the lease's items.
+        """Returns the items of ``lease``.
 
         Raises:
             LeaseError: it expired, ended, or this table never granted it.
@@ -107,10 +120,10 @@ class LeaseTable:
         return grant.items
 
     def renew(self, lease: Lease, duration_s: float) -> Lease:
-        """Moves the deadline of a lease in force to ``duration_s`` from now; the fence stays.
+        """Moves the deadline of ``lease`` to ``duration_s`` seconds from now; the fence stays.
 
         Raises:
-            LeaseError: as :meth:`check`.
+            LeaseError: it is not in force.
         """
         items = self.check(lease)
         renewed = msgspec.structs.replace(self._grants[lease.lease_id].lease, duration_s=duration_s)
@@ -118,10 +131,10 @@ class LeaseTable:
         return renewed
 
     def release(self, lease: Lease) -> tuple[str, ...]:
-        """Ends a lease in force and returns its items.
+        """Ends ``lease`` and returns its items.
 
         Raises:
-            LeaseError: as :meth:`check`.
+            LeaseError: it is not in force.
         """
         self.check(lease)
         return self._end(lease.lease_id)
@@ -146,7 +159,7 @@ class LeaseTable:
         return tuple((grant.lease, grant.items) for grant in self._grants.values())
 
     def seconds_to_next_expiry(self) -> float | None:
-        """How long until :meth:`expire` has something to end (0 when it already has); None without leases."""
+        """Seconds until :meth:`expire` has something to end (0 when it already has); None without leases."""
         if not self._grants:
             return None
         return max(0.0, min(grant.deadline for grant in self._grants.values()) - self._clock())
@@ -181,6 +194,6 @@ class FenceGate:
         self._highest.update(dict.fromkeys(names, lease.fence))
 
     def forget(self, items: Iterable[str]) -> None:
-        """Drops what is remembered about items that are gone."""
+        """Drops what is remembered about ``items`` that are gone."""
         for name in items:
             self._highest.pop(name, None)

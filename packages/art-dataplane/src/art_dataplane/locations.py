@@ -35,13 +35,23 @@ ITEM_SIZES = {
 
 
 class InlineLocation(msgspec.Struct, frozen=True, tag="inline"):
-    """The bytes themselves; used below 64 KiB."""
+    """The bytes themselves; used below 64 KiB.
+
+    Args:
+        data: the bytes.
+    """
 
     data: bytes
 
 
 class ShmLocation(msgspec.Struct, frozen=True, tag="shm"):
-    """``byte_count`` bytes at ``offset`` of the POSIX shared-memory segment ``name`` on the owner's host."""
+    """Bytes of a POSIX shared-memory segment on the owner's host.
+
+    Args:
+        name: of the segment, a file in ``/dev/shm``.
+        offset: of the first byte in the segment, in bytes.
+        byte_count: how many bytes.
+    """
 
     name: str
     offset: int
@@ -49,12 +59,18 @@ class ShmLocation(msgspec.Struct, frozen=True, tag="shm"):
 
 
 Location = InlineLocation | ShmLocation
+"""Where bytes are; map it with :func:`art_dataplane.map_location`."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One tensor inside a location.
+    """One tensor inside a location, row-major.
 
-    ``dtype`` as a string (NumPy has no bfloat16), offsets in bytes from its start.
+    Args:
+        name: unique in its location.
+        dtype: one of :data:`ITEM_SIZES`, as a string: NumPy has no bfloat16.
+        shape: extents, slowest first; ``()`` for a scalar.
+        offset: of its first byte from the location's start, in bytes.
+        byte_count: bytes of the tensor, as dtype and shape imply.
     """
 
     name: str

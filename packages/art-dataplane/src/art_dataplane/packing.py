@@ -42,7 +42,7 @@ class PackingRequest(msgspec.Struct, frozen=True):
         advantage: see :class:`AdvantageRule`.
         loss_weight: see :class:`LossWeightRule`.
         holder: who gets the batch's lease.
-        lease_s: for how long.
+        lease_s: for how many seconds.
     """
 
     selection: Selection
@@ -56,7 +56,13 @@ class PackingRequest(msgspec.Struct, frozen=True):
 
 
 class PackingTiming(msgspec.Struct, frozen=True):
-    """Seconds of each step."""
+    """How long each step took.
+
+    Args:
+        fetch_s: fetching the records from their owners, in seconds.
+        plan_s: planning what goes where, in seconds.
+        write_s: writing the batch into its segment, in seconds.
+    """
 
     fetch_s: float
     plan_s: float
@@ -64,9 +70,12 @@ class PackingTiming(msgspec.Struct, frozen=True):
 
 
 class PackingResult(msgspec.Struct, frozen=True):
-    """``ref`` is None when there is nothing to train on.
+    """What became of a selection.
 
-    ``counts`` says why (no variance, failed, no targets).
+    Args:
+        ref: the batch; None when there is nothing to train on.
+        counts: how much was packed, and what was left out and why (no variance, failed, no targets).
+        timing: how long it took.
     """
 
     ref: PackedBatchRef | None
@@ -86,16 +95,18 @@ async def pack_selection(
 
     Args:
         request: what to pack.
-        owners: by the name that references carry.
+        owners: record owners by the name that references carry.
         segments: where the batch goes; its process owns the batch and answers for its lease.
-        deadline_s: for the fetches.
+        deadline_s: seconds within which all records must have come.
         owner: the name under which others reach the process of ``segments``.
 
     Raises:
         PackingError: an owner is unknown, did not send what was asked for, or the records cannot be packed as
             asked.
         DeadlineError: not all records came in time.
-        StoreError, LeaseError, ShmError: from the owners, or when the batch finds no room.
+        StoreError: an owner does not hold a record.
+        LeaseError: an owner has seen a higher fence for a record.
+        ShmError: a segment of an owner is gone, or (ShmFullError) the batch finds no room.
     """
     started = time.monotonic()
     groups = await fetch_groups(request.selection, owners, deadline_s)
@@ -105,10 +116,22 @@ async def pack_selection(
 async def fetch_groups(
     selection: Selection, owners: Mapping[str, RecordOwner], deadline_s: float
 ) -> list[list[TrajectoryRecord]]:
-    """Fetches the records of a selection, from all owners at once; the result has the selection's order.
+    """Fetches the records of a selection, from all owners at once.
+
+    Args:
+        selection: groups of references under a lease.
+        owners: record owners by the name that references carry.
+        deadline_s: seconds within which all records must have come.
+
+    Returns:
+        Groups and records in the selection's order.
 
     Raises:
-        PackingError, DeadlineError, StoreError, LeaseError, ShmError: as :func:`pack_selection`.
+        PackingError: the selection is empty, an owner is unknown, or did not send what was asked for.
+        DeadlineError: not all records came in time.
+        StoreError: an owner does not hold a record.
+        LeaseError: an owner has seen a higher fence for a record.
+        ShmError: a segment of an owner is gone.
     """
     by_owner: dict[str, list[TrajectoryRef]] = {}
     for ref in selection.refs:
@@ -165,7 +188,7 @@ def pack(
         request: how to pack.
         segments: where the batch goes.
         owner: the name under which others reach the process of ``segments``.
-        fetch_s: goes into the timing.
+        fetch_s: seconds that fetching the records took; goes into the timing.
 
     Raises:
         PackingError: a trajectory does not fit into a row, or the records contradict each other or the

@@ -47,7 +47,12 @@ class _Unit(NamedTuple):
 
 
 class PackingPlan:
-    """What a batch will hold, decided but not written. ``byte_count`` is what :meth:`write` needs."""
+    """What a batch will hold, decided but not written. Made by :func:`plan_packing`.
+
+    ``byte_count`` is how many bytes :meth:`write` needs, ``tensors`` says where each tensor goes in them;
+    ``counts``, ``versions``, ``record_ids`` and ``group_ids`` are those of
+    :class:`art_dataplane.PackedBatchRef`.
+    """
 
     def __init__(
         self,
@@ -153,6 +158,13 @@ def plan_packing(
     loss_weight: LossWeightRule = LossWeightRule(),  # noqa: B008 - frozen
 ) -> PackingPlan:
     """Decides what goes where. The plan refers to the records' arrays, it copies none of them.
+
+    Args:
+        groups: records, group by group.
+        packed_sequence_length: physical tokens of a row, at most.
+        policy_version: the version that the step starts from.
+        advantage: how rewards become advantages.
+        loss_weight: how much each entry counts.
 
     Raises:
         PackingError: a trajectory does not fit into a row, a record is invalid, of another group, there

@@ -14,7 +14,13 @@ from art_dataplane.errors import DataPlaneError
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """One process for as long as the host runs; ids are compared only within one PID ``namespace``."""
+    """One process for as long as the host runs; equal for no other.
+
+    Args:
+        pid: its process id.
+        start_ticks: its start, in clock ticks since boot (``/proc/PID/stat``, field 22).
+        namespace: the PID namespace in which the id has its meaning (inode of ``/proc/self/ns/pid``).
+    """
 
     pid: int
     start_ticks: int

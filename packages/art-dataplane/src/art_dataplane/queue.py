@@ -27,7 +27,13 @@ FENCES_PER_EPOCH = 1 << 32
 
 
 class QueueLimits(msgspec.Struct, frozen=True):
-    """Bounds on what a queue holds."""
+    """Bounds on what a queue holds, waiting and leased, each at least 1.
+
+    Args:
+        groups: groups of trajectories.
+        records: records in all groups.
+        byte_count: bytes of these records' MessagePack, which their owners hold.
+    """
 
     groups: int
     records: int
@@ -47,9 +53,13 @@ class SelectionRule(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Groups under one lease. With ``stale`` they are too old by the rule: to be released, not trained on.
+    """Groups under one lease.
 
-    Failed records (``ok`` is False) are part of their groups, so that nobody loses them unseen.
+    Args:
+        groups: references, group by group. Failed records (``ok`` is False) are part of their groups, so that
+            nobody loses them unseen.
+        lease: on all the groups.
+        stale: the groups are too old by the rule: to be released, not trained on.
     """
 
     groups: tuple[tuple[TrajectoryRef, ...], ...]
@@ -68,7 +78,21 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """What a queue holds now, and counts since it began. ``failed_records`` are among the records held."""
+    """What a queue holds now, and counts since it began.
+
+    Args:
+        waiting_groups: groups that can be selected.
+        leased_groups: groups under a lease.
+        records: records of all these groups.
+        byte_count: bytes of these records' MessagePack.
+        failed_records: failed rollouts among these records.
+        limits: the bounds in force.
+        put_groups: groups put since the queue began.
+        consumed_groups: groups whose lease was released as consumed since then.
+        discarded_groups: groups given back by a release since then; a group counts each time.
+        expired_leases: leases that passed their deadline since then.
+        stale_groups: groups handed out as stale since then.
+    """
 
     waiting_groups: int
     leased_groups: int
@@ -132,6 +156,10 @@ class TrajectoryQueue:
     async def put(self, refs: Sequence[TrajectoryRef], deadline_s: float) -> None:
         """Adds one group, waiting for room.
 
+        Args:
+            refs: the group's references, all with one ``group_id``.
+            deadline_s: seconds to wait for room.
+
         Raises:
             QueueError: no refs, refs of several groups, a group or record that is here already, or a group
                 that is larger than the limits.
@@ -169,6 +197,13 @@ class TrajectoryQueue:
         When stale groups are waiting it returns at once with these alone, marked ``stale``: release them
         (consumed to be rid of them), then select again.
 
+        Args:
+            count: how many groups.
+            rule: which.
+            deadline_s: seconds to wait for them.
+            holder: who takes them, as messages name it.
+            lease_s: seconds that the lease is good for.
+
         Raises:
             QueueError: ``count`` is not positive or above the limits, or ``lease_s`` is not positive.
             DeadlineError: there were fewer groups within ``deadline_s`` seconds.
@@ -199,7 +234,11 @@ class TrajectoryQueue:
         return self._take(ordered[:count], holder, lease_s, stale=False)
 
     def release(self, lease: Lease, outcome: Outcome) -> tuple[TrajectoryRef, ...]:
-        """Ends a lease: consumed groups are gone (owners may drop the records), discarded ones wait again.
+        """Ends a lease.
+
+        Args:
+            lease: of a selection.
+            outcome: consumed groups are gone (owners may drop the records), discarded ones wait again.
 
         Returns:
             The references that the lease was on.
@@ -223,7 +262,7 @@ class TrajectoryQueue:
         return tuple(ref for group in groups for ref in group.refs)
 
     def renew(self, lease: Lease, lease_s: float) -> Lease:
-        """Moves the deadline of a lease in force.
+        """Moves the deadline of ``lease`` to ``lease_s`` seconds from now.
 
         Raises:
             LeaseError: it is not in force.

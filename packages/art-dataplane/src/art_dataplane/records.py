@@ -26,7 +26,11 @@ class VersionSpan(msgspec.Struct, frozen=True):
 
 
 class RouteBlock(msgspec.Struct, frozen=True):
-    """MoE routes of ``prompt + completion``: ``experts`` is uint8 or uint16 ``[tokens, layers, topk]``."""
+    """MoE routes of ``prompt + completion``.
+
+    Args:
+        experts: uint8 or uint16 ``[tokens, layers, topk]``: the experts that each token went to.
+    """
 
     experts: np.ndarray
 
@@ -35,8 +39,8 @@ class TokenRecord(msgspec.Struct, frozen=True, eq=False):
     """One exchange with a model.
 
     Args:
-        prompt_ids: int32 ``[P]``.
-        completion_ids: int32 ``[C]``.
+        prompt_ids: int32 ``[P]``: token ids of the prompt, at least one.
+        completion_ids: int32 ``[C]``: token ids of the answer.
         logprobs: float32 ``[C]``; natural logarithm, of the distribution sampled from with its temperature
             applied. Without ``truncated_sampling`` that is the softmax of the logits over the temperature.
         prompt_spans: which version computed the keys and values of each prompt token.
@@ -100,7 +104,13 @@ class TokenRecord(msgspec.Struct, frozen=True, eq=False):
 
 
 class RolloutError(msgspec.Struct, frozen=True):
-    """Why a rollout has no result: the exception's type name, its message and its traceback as text."""
+    """Why a rollout has no result.
+
+    Args:
+        kind: name of the exception's type.
+        message: its text.
+        traceback: its formatted traceback, as the process that ran it saw it.
+    """
 
     kind: str
     message: str
@@ -108,9 +118,11 @@ class RolloutError(msgspec.Struct, frozen=True):
 
 
 class RolloutTiming(msgspec.Struct, frozen=True):
-    """Durations in seconds, measured by the worker's monotonic clock.
+    """When a rollout ran.
 
-    ``started_unix_s`` is for display only.
+    Args:
+        duration_s: seconds it took, measured by the worker's monotonic clock.
+        started_unix_s: its start in seconds since 1970 (Unix time), for display only.
     """
 
     duration_s: float
@@ -120,8 +132,16 @@ class RolloutTiming(msgspec.Struct, frozen=True):
 class TrajectoryRecord(msgspec.Struct, frozen=True, eq=False):
     """One finished rollout.
 
-    Each next exchange's prompt extends the last prompt + completion, or starts a branch. With ``error`` set
-    the rollout failed: it has no reward and is never trained on.
+    Args:
+        record_id: unique among all records of a run.
+        group_id: of the group whose rewards are compared.
+        exchanges: with the model, in their order. Each next prompt extends the last prompt + completion, or
+            starts a branch.
+        reward: finite; without meaning when ``error`` is set.
+        metrics: what the user measured, by name.
+        metadata: what the user noted, by name.
+        timing: when it ran.
+        error: with it the rollout failed: it has no reward and is never trained on.
     """
 
     record_id: str
@@ -157,9 +177,16 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, eq=False):
 class TrajectoryRef(msgspec.Struct, frozen=True):
     """What the queue holds and the controller selects by: no tokens.
 
-    ``owner`` names the process that holds the record; ``byte_count`` is the size of its MessagePack;
-    ``token_count`` counts logical tokens (the last prompt + completion of each branch); versions are those of
-    completion tokens.
+    Args:
+        record_id: of the record.
+        group_id: of its group.
+        owner: the process that holds the record.
+        byte_count: bytes of its MessagePack.
+        token_count: its logical tokens (the last prompt + completion of each branch).
+        reward: of the record; 0 when it failed.
+        min_version: oldest policy version of a completion token; 0 without any.
+        max_version: newest policy version of a completion token; 0 without any.
+        ok: False when the rollout failed.
     """
 
     record_id: str
@@ -174,7 +201,7 @@ class TrajectoryRef(msgspec.Struct, frozen=True):
 
 
 def branches(exchanges: Sequence[TokenRecord]) -> tuple[tuple[int, ...], ...]:
-    """Splits exchanges into chains of indices, ascending; each exchange is in one chain.
+    """Splits ``exchanges`` into chains of indices, ascending; each exchange is in one chain.
 
     Inside a chain each prompt extends the prompt + completion before it. An exchange that extends no chain's
     last one starts a chain: it is a branch of the conversation, or another conversation.
@@ -202,7 +229,7 @@ def extends(later: TokenRecord, earlier: TokenRecord) -> bool:
 
 
 def logical_token_count(exchanges: Sequence[TokenRecord]) -> int:
-    """The last prompt + completion of each branch, in tokens."""
+    """How many tokens ``exchanges`` have: those of the last prompt + completion of each branch."""
     lasts = (exchanges[chain[-1]] for chain in branches(exchanges))
     return sum(len(last.prompt_ids) + len(last.completion_ids) for last in lasts)
 
@@ -210,12 +237,12 @@ def logical_token_count(exchanges: Sequence[TokenRecord]) -> int:
 def trajectory_ref(record: TrajectoryRecord, owner: str, *, byte_count: int | None = None) -> TrajectoryRef:
     """The reference that travels in place of ``record``.
 
+    The versions are 0 for a record without completion tokens.
+
     Args:
         record: a valid record.
         owner: the process that keeps it.
-        byte_count: the size of its MessagePack when it is known; else the record is encoded to find it.
-
-    The versions are 0 for a record without completion tokens.
+        byte_count: bytes of its MessagePack when they are known; else the record is encoded to count them.
     """
     versions = [span.version for exchange in record.exchanges for span in exchange.completion_spans]
     return TrajectoryRef(

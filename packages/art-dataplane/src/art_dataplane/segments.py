@@ -28,7 +28,7 @@ _sequence = itertools.count()
 
 
 class MappedBytes:
-    """A read-only view of a location's bytes. Close it, or use it in a ``with`` statement.
+    """A read-only view of a location's bytes. Made by :func:`map_location`; close it, or use ``with``.
 
     After ``close()`` the view here is revoked. Memory that others still see through views taken before stays
     mapped until the last of these is gone, so nobody ever reads unmapped memory.
@@ -50,9 +50,10 @@ class MappedBytes:
         return self._view
 
     def close(self) -> bool:
-        """Revokes the view and unmaps.
+        """Revokes the view and unmaps; a second call does nothing.
 
-        Returns False when views taken before keep the memory mapped for now.
+        Returns:
+            False when views taken before keep the memory mapped for now.
         """
         view, mapping, self._view, self._mapping = self._view, self._mapping, None, None
         if view is None:
@@ -107,7 +108,15 @@ def map_location(location: Location) -> MappedBytes:
 
 
 class SegmentInfo(msgspec.Struct, frozen=True):
-    """One segment found in ``/dev/shm``. ``owner_alive`` is None for owners in another PID namespace."""
+    """One segment found in ``/dev/shm``.
+
+    Args:
+        name: of the file.
+        run_id: of the run that it belongs to.
+        owner: the process that made it.
+        byte_count: its bytes, in whole pages.
+        owner_alive: whether the owner still runs; None for one in another PID namespace.
+    """
 
     name: str
     run_id: str
@@ -139,7 +148,7 @@ def parse_segment_name(name: str) -> tuple[str, ProcessIdentity]:
 
 
 def list_segments(run_id: str | None = None) -> tuple[SegmentInfo, ...]:
-    """The segments of this user, of one run or of all, by name."""
+    """The segments of this user, of one run or (``run_id`` None) of all, by name."""
     found: list[SegmentInfo] = []
     for entry in sorted(os.scandir(SHM_DIRECTORY), key=lambda entry: entry.name):
         match = _NAME.fullmatch(entry.name)
@@ -156,7 +165,11 @@ def list_segments(run_id: str | None = None) -> tuple[SegmentInfo, ...]:
 
 
 def sweep(run_id: str | None = None) -> tuple[SegmentInfo, ...]:
-    """Removes the segments whose owner is dead, of one run or of all, and returns what was removed."""
+    """Removes this user's segments whose owner is dead, of one run or (``run_id`` None) of all.
+
+    Returns:
+        What was removed.
+    """
     dead = tuple(info for info in list_segments(run_id) if info.owner_alive is False)
     for info in dead:
         unlink_segment(info.name)

@@ -35,9 +35,9 @@ from art_dataplane.segments import (
 
 
 class Reservation:
-    """A segment that is being written. ``commit()`` it or ``abort()`` it.
+    """A segment that is being written. Made by :meth:`ShmSegmentStore.reserve`.
 
-    A ``with`` statement aborts what is open.
+    Commit it or abort it; a ``with`` statement aborts what is still open.
     """
 
     def __init__(self, store: "ShmSegmentStore", name: str, byte_count: int, mapping: mmap.mmap) -> None:
@@ -49,7 +49,7 @@ class Reservation:
 
     @property
     def byte_count(self) -> int:
-        """The bytes that were asked for."""
+        """How many bytes were asked for."""
         return self._byte_count
 
     @property
@@ -64,7 +64,7 @@ class Reservation:
         return self._buffer
 
     def commit(self) -> ShmLocation:
-        """Ends writing and makes the bytes immutable.
+        """Ends writing, makes the bytes immutable and says where they are.
 
         Raises:
             ShmError: it is over already, or arrays over ``buffer`` still exist that could be written to.
@@ -106,9 +106,14 @@ class _Segment(msgspec.Struct):
 
 
 class ShmStats(msgspec.Struct, frozen=True):
-    """What a store holds.
+    """What a store holds, in whole pages.
 
-    Segments and bytes in use (reserved or committed), spare bytes, leases, the bound.
+    Args:
+        segment_count: segments that are reserved or committed.
+        used_bytes: their bytes.
+        spare_bytes: bytes of finished segments that are kept to be used again.
+        leased_count: segments that are leased.
+        capacity_bytes: bound on used and spare bytes together.
     """
 
     segment_count: int
@@ -192,7 +197,11 @@ class ShmSegmentStore:
             return Reservation(self, name, byte_count, mapping)
 
     def map(self, location: Location) -> MappedBytes:
-        """As :func:`map_location`."""
+        """Maps ``location`` read-only; the same as :func:`art_dataplane.map_location`.
+
+        Raises:
+            ShmError: the segment is gone, smaller than the location says, or not one of ART's.
+        """
         return map_location(location)
 
     def drop(self, location: Location, *, reusable: bool = False) -> bool:
@@ -214,18 +223,26 @@ class ShmSegmentStore:
     def grant(self, location: ShmLocation, holder: str, duration_s: float) -> Lease:
         """Leases a committed segment.
 
+        Args:
+            location: where the segment is.
+            holder: who it is for, as messages name it.
+            duration_s: seconds that the lease is good for.
+
         Raises:
             ShmError: this store does not hold it.
-            LeaseError: it is leased already.
+            LeaseError: it is leased already, or ``duration_s`` is not positive.
         """
         with self._lock:
             self._committed(location.name)
             return self._leases.grant([location.name], holder, duration_s)
 
     def release(self, location: ShmLocation, lease: Lease, outcome: Outcome) -> None:
-        """Ends a lease: ``CONSUMED`` drops the segment for reuse, ``DISCARDED`` leaves it for another grant.
+        """Ends a lease. The holder has unmapped the segment before.
 
-        The holder has unmapped it before.
+        Args:
+            location: where the segment is.
+            lease: on this segment.
+            outcome: ``CONSUMED`` drops the segment for reuse, ``DISCARDED`` leaves it for another grant.
 
         Raises:
             LeaseError: the lease is not in force, or is one on another segment.
@@ -242,14 +259,15 @@ class ShmSegmentStore:
     def reclaim(self, fence: int) -> tuple[ShmLocation, ...]:
         """Drops every segment leased with a fence up to ``fence``; their leases are void.
 
-        Returns what was dropped.
+        Returns:
+            What was dropped.
         """
         with self._lock:
             names = [name for lease, items in self._leases.leases() if lease.fence <= fence for name in items]
             return self._reclaim(names)
 
     def reclaim_expired(self) -> tuple[ShmLocation, ...]:
-        """Drops every segment whose lease is past its deadline. Returns what was dropped."""
+        """Drops every segment whose lease is past its deadline, and returns what was dropped."""
         with self._lock:
             return self._reclaim([name for _, items in self._leases.expire() for name in items])
 

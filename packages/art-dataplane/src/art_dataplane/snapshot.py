@@ -19,7 +19,19 @@ from art_dataplane.shm import ShmSegmentStore
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True):
-    """One adapter of one policy version; ``peft_config`` is the JSON text of ``adapter_config.json``."""
+    """One adapter of one policy version, described.
+
+    Args:
+        version: the policy version.
+        peft_config: JSON text of PEFT's ``adapter_config.json``.
+        tensors: where each tensor is inside ``location``, sorted by name. Names are PEFT's
+            (``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``); bytes are row-major and
+            little-endian.
+        byte_count: bytes of all tensors, alignment included.
+        digest: BLAKE2b-256, in hex, over the tensors' bytes in the order of ``tensors``.
+        location: where the bytes are.
+        generation: name of the durable generation, when there is one.
+    """
 
     version: int
     peft_config: str
@@ -31,7 +43,14 @@ class SnapshotManifest(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """A sink is done with a snapshot: where it is now (a path, a service) and how long it took."""
+    """A sink is done with a snapshot.
+
+    Args:
+        sink: name of the sink.
+        version: the policy version of the snapshot.
+        detail: where it is now (a path, a service), or more that the sink has to say.
+        duration_s: seconds it took.
+    """
 
     sink: str
     version: int
@@ -56,7 +75,7 @@ class SnapshotSink(Protocol):
     """A consumer of snapshots: publication is one, durability another."""
 
     async def submit(self, lease: SnapshotLease) -> Receipt:
-        """Takes the lease over and releases it, whatever happens.
+        """Takes ``lease`` over and releases it, whatever happens.
 
         Raises:
             Exception: the sink's own error, with its cause.
@@ -65,7 +84,14 @@ class SnapshotSink(Protocol):
 
 
 class NamedTensor(NamedTuple):
-    """A tensor to write: ``buffer`` is anything with the buffer protocol, contiguous, row-major."""
+    """A tensor to write.
+
+    Args:
+        name: PEFT's name of it.
+        dtype: as in :class:`art_dataplane.TensorSpec`.
+        shape: extents, slowest first.
+        buffer: its bytes: anything with the buffer protocol, contiguous, row-major.
+    """
 
     name: str
     dtype: str
@@ -74,7 +100,13 @@ class NamedTensor(NamedTuple):
 
 
 class SnapshotTensor(NamedTuple):
-    """A tensor of a mapped snapshot; ``data`` are its bytes, read-only."""
+    """A tensor of a mapped snapshot.
+
+    Args:
+        dtype: as in :class:`art_dataplane.TensorSpec`.
+        shape: extents, slowest first.
+        data: its bytes, read-only, row-major, little-endian.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -82,7 +114,7 @@ class SnapshotTensor(NamedTuple):
 
 
 class MappedSnapshot(Mapping[str, SnapshotTensor]):
-    """The tensors of a snapshot by name. Close it, or use it in a ``with`` statement.
+    """The tensors of a snapshot by name. Made by :func:`read_tensors`; close it, or use ``with``.
 
     After ``close()`` every access raises :class:`SnapshotError`; memory that arrays made from ``data`` still
     see stays mapped until they are gone.
@@ -122,9 +154,10 @@ class MappedSnapshot(Mapping[str, SnapshotTensor]):
         return len(self._open())
 
     def close(self) -> bool:
-        """Revokes the tensors and unmaps.
+        """Revokes the tensors and unmaps; a second call does nothing.
 
-        Returns False when views taken before keep the memory mapped for now.
+        Returns:
+            False when views taken before keep the memory mapped for now.
         """
         self._tensors = None
         return self._mapped.close()

@@ -22,7 +22,15 @@ from art_dataplane.waiting import Signal
 
 
 class StoreStats(msgspec.Struct, frozen=True):
-    """What a store holds, its bounds, and how many records failed among those held."""
+    """What a store holds, and its bounds.
+
+    Args:
+        record_count: records held.
+        byte_count: bytes of their MessagePack.
+        failed_count: failed rollouts among them.
+        max_records: bound on the records.
+        max_bytes: bound on the bytes.
+    """
 
     record_count: int
     byte_count: int
@@ -35,7 +43,7 @@ class RecordOwner(Protocol):
     """Whoever keeps records; reached in process, or through RPC by what the runtime makes of it."""
 
     async def fetch(self, refs: Sequence[TrajectoryRef], lease: Lease, deadline_s: float) -> Location:
-        """Where the records' MessagePack is, one array in the order of ``refs``.
+        """Where the records' MessagePack is, one array in the order of ``refs``; ``lease`` is on all of them.
 
         Raises:
             StoreError: a record is not held.
@@ -45,7 +53,7 @@ class RecordOwner(Protocol):
         ...
 
     async def drop(self, refs: Sequence[TrajectoryRef]) -> int:
-        """Forgets records and what was made for their fetches; returns how many were held."""
+        """Forgets the records of ``refs`` and what was made for their fetches; returns how many were held."""
         ...
 
     async def stats(self) -> StoreStats:
@@ -59,7 +67,7 @@ class TrajectoryStore:
     Args:
         owner: the name under which others reach this store; goes into every reference.
         max_records: bound on the records held.
-        max_bytes: bound on their MessagePack together.
+        max_bytes: bound on their MessagePack together, in bytes.
         segments: where fetches of :data:`INLINE_LIMIT` bytes and more are put; without it they are an error.
 
     Raises:
@@ -90,7 +98,7 @@ class TrajectoryStore:
         return self._owner
 
     def put(self, record: TrajectoryRecord) -> TrajectoryRef:
-        """Keeps a record.
+        """Keeps ``record`` and returns the reference to it.
 
         Raises:
             RecordError: it is not valid.
@@ -101,7 +109,7 @@ class TrajectoryStore:
         return self._insert(record, encode(record))
 
     async def put_when_room(self, record: TrajectoryRecord, deadline_s: float) -> TrajectoryRef:
-        """As :meth:`put`, but waits for room.
+        """Keeps ``record`` as :meth:`put` does, but waits for room.
 
         Raises:
             RecordError: it is not valid.
@@ -125,12 +133,17 @@ class TrajectoryStore:
         are dropped or one is fetched under a higher fence. Asking again under the same fence gives the same
         segment.
 
+        Args:
+            refs: of records held here, at least one.
+            lease: the queue's, on all of them; a fence below one seen before is refused.
+            deadline_s: seconds the caller waits; above 0.
+
         Raises:
             StoreError: no refs, one of another owner, a record that is not held, or bytes for which there are
                 no segments.
             LeaseError: a higher fence was seen for one of the records.
             ShmFullError: no room for the segment.
-            DeadlineError: ``deadline_s`` is not positive.
+            DeadlineError: ``deadline_s`` is not above 0.
         """
         if deadline_s <= 0:
             raise DeadlineError(f"fetch of {len(refs)} records: the deadline of {deadline_s} s has passed")
@@ -154,7 +167,7 @@ class TrajectoryStore:
         return known[1]
 
     async def drop(self, refs: Sequence[TrajectoryRef]) -> int:
-        """Forgets records, also when a lease on them is in force; returns how many were held."""
+        """Forgets the records of ``refs``, also under a lease in force; returns how many were held."""
         held = [ref.record_id for ref in refs if ref.record_id in self._encoded]
         for record_id in held:
             self._byte_count -= len(self._encoded.pop(record_id))
@@ -223,7 +236,7 @@ class TrajectoryStore:
 
 
 def read_records(location: Location) -> list[TrajectoryRecord]:
-    """Decodes what :meth:`RecordOwner.fetch` pointed to.
+    """Decodes the records at ``location``, which :meth:`RecordOwner.fetch` gave.
 
     The arrays are read-only views; memory of a segment stays mapped until the last of them is gone.
 
