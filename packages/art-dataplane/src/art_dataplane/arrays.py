@@ -52,7 +52,8 @@ def decode[T](data: bytes | memoryview, kind: type[T]) -> T:
 
     Raises:
         msgspec.ValidationError: ``data`` is MessagePack of something else than ``kind``, or an array holds
-        objects. msgspec.DecodeError: it is no MessagePack.
+            objects.
+        msgspec.DecodeError: it is no MessagePack.
     """
     return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array)
 
