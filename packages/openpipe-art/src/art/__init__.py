@@ -8,7 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from art.errors import ArtError, RolloutFailed
+    from art.checks.prompts import PromptLengths, check_prompt_lengths
+    from art.errors import ArtError, PreflightError, PromptLengthError, RolloutFailed
     from art.gather import gather_trajectory_groups
     from art.megatron_config import (
         MegatronRuntimeConfig,
@@ -32,6 +33,9 @@ _HOME = {
     "MegatronTopologyConfig": "art_topology",
     "Messages": "art.messages",
     "MessagesAndChoices": "art.messages",
+    "PreflightError": "art.errors",
+    "PromptLengthError": "art.errors",
+    "PromptLengths": "art.checks.prompts",
     "RolloutFailed": "art.errors",
     "Tools": "art.messages",
     "TrainConfig": "art.train_config",
@@ -40,6 +44,7 @@ _HOME = {
     "Trajectory": "art.trajectories",
     "TrajectoryGroup": "art.trajectories",
     "TrajectoryHandle": "art.trajectories",
+    "check_prompt_lengths": "art.checks.prompts",
     "gather_trajectory_groups": "art.gather",
     "get_megatron_runtime_config": "art.megatron_config",
     "init_megatron_runtime_config": "art.megatron_config",
@@ -54,6 +59,9 @@ __all__ = [
     "MegatronTopologyConfig",
     "Messages",
     "MessagesAndChoices",
+    "PreflightError",
+    "PromptLengthError",
+    "PromptLengths",
     "RolloutFailed",
     "Tools",
     "TrainConfig",
@@ -62,6 +70,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryGroup",
     "TrajectoryHandle",
+    "check_prompt_lengths",
     "gather_trajectory_groups",
     "get_megatron_runtime_config",
     "init_megatron_runtime_config",

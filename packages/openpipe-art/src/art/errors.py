@@ -10,8 +10,7 @@ class ConfigError(ArtError):
 
 
 class PreflightError(ConfigError):
-    """Something that can be known before anything starts stands in the way; the text lists all of it, one line
-    each."""
+    """What can be known before anything starts stands in the way; the text lists all of it, one line each."""
 
 
 class PromptLengthError(ConfigError):

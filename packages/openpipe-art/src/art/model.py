@@ -63,9 +63,9 @@ class TrainableModel(pydantic.BaseModel):
             ConfigError: the model has not been registered with a backend.
         """
         if self._client is None:
-            from openai import AsyncOpenAI
+            from art.checks.served_client import ServedClient
 
-            self._client = AsyncOpenAI(
+            self._client = ServedClient(
                 base_url=self._registered("inference_base_url"), api_key=self._registered("inference_api_key")
             )
         return self._client

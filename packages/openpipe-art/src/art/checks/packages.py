@@ -6,6 +6,7 @@ Requirements of ART's own distributions are followed into those, requirements of
 
 import functools
 import importlib.metadata
+import importlib.util
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -58,6 +59,8 @@ def _editable() -> bool:
 @functools.cache
 def package_problems(extra: str = "") -> tuple[PackageProblem, ...]:
     """Requirements of ``openpipe-art[extra]`` that this Python's packages do not meet."""
+    if importlib.util.find_spec("packaging") is None:
+        return (PackageProblem("packaging", None, DISTRIBUTION),)
     return tuple(_problems(DISTRIBUTION, extra, set()))
 
 
@@ -103,7 +106,7 @@ def _declared(requirement: "Requirement") -> str:
 
 def installed_check(extra: str = "") -> Check:
     """Whether what the extra declares is installed, in versions that it allows."""
-    name = f"packages of {DISTRIBUTION}[{extra}]" if extra else f"packages of {DISTRIBUTION}"
+    name = f"packages [{extra}]" if extra else "packages"
     problems = [*package_problems(), *(package_problems(extra) if extra else ())]
     if not problems:
         return passed(name, "all installed")

@@ -136,8 +136,8 @@ def memory_check(plan: TrainingPlan, facts: ModelFacts, needed: Needs) -> Check:
     remedy = ", or ".join(["end other programs", *remedies, "a smaller model"])
     text = (
         f"about {size(needed.memory)} for {facts.parameters / 1e6:.1f} M parameters (server "
-        f"{size(needed.server)}, trainer {size(needed.trainer)}, other processes {size(needed.others)}, shared memory "
-        f"{size(needed.shared_memory)})"
+        f"{size(needed.server)}, trainer {size(needed.trainer)}, other processes {size(needed.others)}, "
+        f"shared memory {size(needed.shared_memory)})"
     )
     found = f"{available_text(machine.memory())}"
     return rated_memory(
