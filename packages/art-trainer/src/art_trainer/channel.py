@@ -11,8 +11,9 @@ class RankChannel(Protocol):
     """One warm rank. :class:`art_trainer.rank.TrainerRank` is one in this process; actors make others."""
 
     def run(self, job: TrainJob) -> AsyncIterator[TrainerEvent]:
-        """Runs one job at a time and yields its events in the order that ``events.EventSequence`` checks.
+        """Runs ``job`` and yields its events in the order that :class:`art_trainer.EventSequence` checks.
 
+        One job runs at a time. What goes wrong with it is its last event (:class:`art_trainer.Failed`).
         Closing the iterator early cancels the job; the close returns when the compute has stopped.
         """
         ...

@@ -2,7 +2,7 @@
 
 
 def rank_environment(threads: int) -> dict[str, str]:
-    """Environment variables for the process of a rank that computes with ``threads`` threads.
+    """Environment variables (name to value) for the process of a rank that computes with ``threads`` threads.
 
     They are read when torch is loaded, so they must be there when the process starts. ``OMP_WAIT_POLICY``
     makes a thread that waits for another sleep instead of spinning. On processors shared with other work,

@@ -16,17 +16,32 @@ Stage = Literal["map", "forward_backward", "optimizer", "snapshot"]
 FailureCode = Literal[
     "version_mismatch", "busy", "bad_batch", "snapshot_backpressure", "non_finite", "rank_broken", "internal"
 ]
+"""Why a job failed. ``snapshot_backpressure``: no snapshot slot became free in time; ``non_finite``: the loss
+or a gradient is infinite or not a number; ``rank_broken``: the optimizer step itself or its snapshot failed.
+"""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """The rank is at the expected version and starts."""
+    """The rank is at the expected version and starts.
+
+    Args:
+        job_id: of the job.
+        version: the policy version that the rank is at.
+    """
 
     job_id: str
     version: int
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """``done`` of ``total`` units of a stage are done (rows for ``forward_backward``)."""
+    """How far a stage is.
+
+    Args:
+        job_id: of the job.
+        stage: what is being done.
+        done: units that are done: rows for ``forward_backward``, the stage itself for the others.
+        total: units in all.
+    """
 
     job_id: str
     stage: Stage
@@ -35,18 +50,29 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class SnapshotReady(msgspec.Struct, frozen=True, tag="snapshot_ready"):
-    """The trained adapter is immutable in the pool and has been handed to the sinks."""
+    """The trained adapter is immutable in the pool and has been handed to the sinks.
+
+    Args:
+        job_id: of the job.
+        manifest: describes the adapter; its version is the one that the job results in.
+    """
 
     job_id: str
     manifest: SnapshotManifest
 
 
 class Completed(msgspec.Struct, frozen=True, tag="completed"):
-    """The step is taken: the rank is at ``version``.
+    """The step is taken.
 
-    ``metrics`` are dimensionless unless their name says otherwise; ``timings`` are seconds per stage;
-    ``sink_errors`` are failures of sinks that nobody has waited for yet (``"name@version"`` to message);
-    ``receipts`` are what sinks finished since the last completed job, usually of the version before.
+    Args:
+        job_id: of the job.
+        version: the policy version that the rank is at now.
+        metrics: by name. Loss, gradient norm, ratio, clip fraction, advantage and learning rate are
+            dimensionless; log-probs, entropy, KL estimates and ``sampler_difference_*`` (this forward pass
+            against the sampler, for tokens of the version it started from) are in nats; the rest are counts.
+        timings: seconds of each stage, by names such as ``forward_backward_s``.
+        sink_errors: failures of sinks that nobody has waited for yet (``"name@version"`` to message).
+        receipts: what sinks finished since the last completed job, usually of the version before.
     """
 
     job_id: str
@@ -58,9 +84,15 @@ class Completed(msgspec.Struct, frozen=True, tag="completed"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The job ended without a step; the rank is still at ``version``.
+    """The job ended without completing.
 
-    Only with ``code == "rank_broken"`` are the weights in doubt; the rank then refuses every further job.
+    Args:
+        job_id: of the job.
+        version: the policy version that the rank is at.
+        code: why. Only with ``rank_broken`` are the weights in doubt; the rank then refuses every further job
+            until a new run starts. Otherwise they are as they were.
+        message: the error with its numbers.
+        traceback: of the error, as text; empty when the job was refused.
     """
 
     job_id: str
@@ -71,17 +103,27 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
-    """The job was cancelled before its step; the rank is still at ``version``."""
+    """The job was cancelled before its optimizer step.
+
+    Args:
+        job_id: of the job.
+        version: the policy version that the rank is still at.
+    """
 
     job_id: str
     version: int
 
 
 TrainerEvent = Accepted | Progress | SnapshotReady | Completed | Failed | Cancelled
+"""What a rank says about a job, in the order that :class:`EventSequence` checks."""
 
 
 class EventSequence:
-    """Checks one job's events as they come; producer and consumer both use it."""
+    """Checks one job's events as they come; producer and consumer both use it.
+
+    Args:
+        job_id: of the job that all events must be of.
+    """
 
     def __init__(self, job_id: str) -> None:
         """Starts before the first event of ``job_id``."""
@@ -94,7 +136,7 @@ class EventSequence:
         return self._state == "done"
 
     def check(self, event: TrainerEvent) -> None:
-        """Takes the next event.
+        """Takes the next ``event``.
 
         Raises:
             EventOrderError: it belongs to another job or may not come now.

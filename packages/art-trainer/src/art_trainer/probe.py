@@ -17,7 +17,15 @@ from art_trainer.specs import LoraSpec
 
 @dataclass(frozen=True)
 class RowProbe:
-    """``logprobs`` and ``entropy`` float32 ``[L]``, the loss, and gradients under PEFT's names."""
+    """What one row gives.
+
+    Args:
+        logprobs: float32 ``[L]``, of the targets, in nats.
+        entropy: float32 ``[L]``, of the distributions they were drawn from, in nats.
+        loss: of the row, a weighted mean.
+        gradients: float32, by PEFT's names of the adapter's tensors and in their shapes ``[r, in]`` and
+            ``[out, r]``.
+    """
 
     logprobs: Tensor
     entropy: Tensor
@@ -39,11 +47,14 @@ def probe_row(
 
     Args:
         model_path: a Hugging Face folder.
-        row: the arrays that ``PackedBatch.row`` returns.
+        row: the arrays that :meth:`art_dataplane.PackedBatch.row` returns, with their dtypes and shapes:
+            int32 or float32, ``[T]`` and ``[L]``.
         lora: the adapter's shape.
-        adapter: its weights under PEFT's names; version 0 from ``seed`` when None.
+        adapter: its weights under PEFT's names, float32 ``[r, in]`` and ``[out, r]``; version 0 from ``seed``
+            when None.
         seed: of that version 0.
-        clip_low: as in ``RlTrainJob``; ``clip_high`` too.
+        clip_low: as in :class:`art_trainer.RlTrainJob`.
+        clip_high: as there.
 
     Raises:
         TrainerError: the model or the adapter does not fit.

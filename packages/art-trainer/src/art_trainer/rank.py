@@ -50,30 +50,31 @@ class _ActiveJob:
 
 
 class TrainerRank:
-    """Owns model, adapter, optimizer, snapshot pool and one compute thread; a ``RankChannel``.
+    """Owns model, adapter, optimizer, snapshot pool and one compute thread; a
+    :class:`art_trainer.RankChannel`.
 
-    Order of use: ``load`` once, ``start_run`` (again for each run), then jobs, then ``close``. All calls
-    belong to one event loop, which stays live while the thread computes.
+    Order of use: :meth:`load` once, :meth:`start_run` (again for each run), then jobs (:meth:`run`), then
+    :meth:`close`. All calls belong to one event loop, which stays live while the thread computes.
 
     Invariants: :attr:`version` counts the optimizer steps behind the weights in memory. A job that does not
     complete leaves it and the weights as they were, except when the step itself failed: then the rank is
     broken and refuses every further job. A job whose expected version is another one is refused, so none is
     ever trained twice.
+
+    Nothing is allocated before :meth:`load`.
+
+    Args:
+        runtime: what to load.
+        mapper: maps a job's batch on this host; called in the compute thread.
+        sinks: by name, who gets every snapshot. Each gets leases one at a time, in the order of versions.
+
+    Raises:
+        RankStateError: a sink has the name that the rank uses for its own.
     """
 
     def __init__(
         self, runtime: TrainerRuntimeSpec, *, mapper: BatchMapper, sinks: Mapping[str, SnapshotSink]
     ) -> None:
-        """Keeps the arguments; nothing is allocated before :meth:`load`.
-
-        Args:
-            runtime: what to load.
-            mapper: maps a job's batch on this host; called in the compute thread.
-            sinks: by name, who gets every snapshot. Each gets leases one at a time, in the order of versions.
-
-        Raises:
-            RankStateError: a sink has the name that the rank uses for its own.
-        """
         if DURABILITY in sinks:
             raise RankStateError(
                 f"the sink name {DURABILITY!r} is the rank's own; set generations_dir instead"
@@ -112,7 +113,7 @@ class TrainerRank:
         return self._loaded.report
 
     async def start_run(self, run: TrainingRunSpec, deadline_s: float) -> int:
-        """Ends the run before, if any, and starts this one with a fresh or resumed adapter and optimizer.
+        """Ends the run before, if any, and starts ``run`` with a fresh or resumed adapter and optimizer.
 
         Returns:
             The version it starts at.
@@ -170,7 +171,7 @@ class TrainerRank:
         return run.submit(slot)
 
     async def run(self, job: TrainJob) -> AsyncIterator[TrainerEvent]:
-        """Runs one job and yields its events; see :class:`art_trainer.channel.RankChannel`.
+        """Runs ``job`` and yields its events; see :class:`art_trainer.RankChannel`.
 
         Closing the iterator cancels the job unless its step has begun, and returns when the thread is idle.
 
@@ -196,7 +197,7 @@ class TrainerRank:
             await asyncio.shield(task)
 
     def cancel(self, job_id: str) -> bool:
-        """Asks the running job to stop; False when it is not running or its step has begun."""
+        """Asks the running job to stop; False when ``job_id`` is not running or its step has begun."""
         active = self._active
         if active is None or active.job.job_id != job_id or active.committed:
             return False
@@ -219,6 +220,9 @@ class TrainerRank:
 
     async def close(self, deadline_s: float) -> None:
         """Stops the job in progress, drains the sinks and frees everything; a second call does nothing.
+
+        Args:
+            deadline_s: seconds for the job to stop and the sinks to be done.
 
         Raises:
             SinkError: sinks were cut off at the deadline, or failed and nobody has seen it; all is freed

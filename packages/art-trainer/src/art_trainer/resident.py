@@ -32,8 +32,12 @@ _logger = logging.getLogger("art_trainer")
 class LoadReport(msgspec.Struct, frozen=True):
     """What loading found and took.
 
-    ``estimated_bytes`` is the preflight's figure for the peak, ``resident_bytes`` what the process has had
-    so far.
+    Args:
+        base_parameters: parameters of the frozen model.
+        trained_parameters: parameters of the adapter.
+        estimated_bytes: the preflight's figure for the peak of the process's memory, in bytes.
+        resident_bytes: most bytes that the process has had resident so far.
+        duration_s: seconds that loading took.
     """
 
     base_parameters: int
@@ -44,7 +48,7 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 
 class Loaded:
-    """What :meth:`TrainerRank.load` makes; lives until the rank is closed."""
+    """What :meth:`art_trainer.rank.TrainerRank.load` makes; lives until the rank is closed."""
 
     def __init__(self, runtime: TrainerRuntimeSpec) -> None:
         started = time.monotonic()
@@ -66,7 +70,7 @@ class Loaded:
 
 
 class ActiveRun:
-    """What :meth:`TrainerRank.start_run` makes; lives until the next run or the end."""
+    """What :meth:`art_trainer.rank.TrainerRank.start_run` makes; lives until the next run or the end."""
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from art_topology import MegatronTopologyConfig
 from art_trainer.errors import SpecError
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of a dense decoder layer, under Hugging Face's names."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -26,7 +27,16 @@ def _require(condition: bool, message: str) -> None:
 class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A LoRA adapter: ``y += (alpha / rank) * B A x`` on each target; A is random at first and B zero.
 
-    ``target_modules`` are Hugging Face names of linear layers inside a decoder layer.
+    Source: Hu et al. 2021, arXiv:2106.09685, section 4.1.
+
+    Args:
+        rank: rows of A and columns of B, at least 1.
+        alpha: above 0; scales what the adapter adds.
+        target_modules: Hugging Face names of linear layers inside a decoder layer, at least one; by default
+            all.
+
+    Raises:
+        SpecError: a value is out of its range, or a target is named twice.
     """
 
     rank: int = 8
@@ -51,7 +61,17 @@ class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdamWSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """AdamW's constants; the learning rate is a job's."""
+    """AdamW's constants; the learning rate is a job's. Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
+
+    Args:
+        beta1: decay of the mean of the gradients, in ``[0, 1)``.
+        beta2: decay of the mean of their squares, in ``[0, 1)``.
+        epsilon: added to the root of the latter, above 0.
+        weight_decay: decoupled from the gradient, not negative.
+
+    Raises:
+        SpecError: a value is out of its range.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -81,6 +101,9 @@ class TrainerRuntimeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         snapshot_capacity: snapshots that may be held at once by all sinks together.
         threads: threads that the rank computes with.
         base_model_name: written to ``adapter_config.json``; the model's path when empty.
+
+    Raises:
+        SpecError: the model's path is empty or a number is below 1.
     """
 
     model_path: str
@@ -117,6 +140,9 @@ class TrainingRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         resume_from: ``None`` starts at version 0 and requires a folder without generations; ``"latest"``
             takes the generation of the highest version, or version 0 when there is none; anything else
             names a generation.
+
+    Raises:
+        SpecError: the id is malformed, or ``resume_from`` is given without ``generations_dir``.
     """
 
     run_id: str
@@ -139,7 +165,7 @@ class RlTrainJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     The loss of an entry is ``-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`` with
     ``ratio = exp(logprob - old_logprob)``; the batch's loss is the sum of ``weight * loss`` over the sum of
-    weights.
+    weights. Source: Schulman et al. 2017, arXiv:1707.06347, equation 7.
 
     Args:
         job_id: names the job in its events.
@@ -147,9 +173,13 @@ class RlTrainJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         expected_version: the policy version the rank must be at; any other fails the job without training.
         resulting_version: ``expected_version + 1``.
         learning_rate: of this step.
-        clip_low: how far the ratio may fall below 1 before the gradient stops; ``clip_high`` the same above.
+        clip_low: how far the ratio may fall below 1 before the gradient stops, in ``(0, 1]``.
+        clip_high: how far it may rise above 1, above 0.
         max_grad_norm: global gradient norm that larger gradients are scaled down to.
-        snapshot_deadline_s: how long to wait for a free snapshot slot before the job fails untrained.
+        snapshot_deadline_s: seconds to wait for a free snapshot slot before the job fails untrained.
+
+    Raises:
+        SpecError: a value is out of its range, or ``resulting_version`` is not the next version.
     """
 
     job_id: str
