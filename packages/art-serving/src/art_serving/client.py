@@ -15,7 +15,15 @@ _GRACE_S = 1.0
 
 
 class MemberAnswer(msgspec.Struct, frozen=True):
-    """What the member says about itself; ``version`` and ``digest`` are None before the first activation."""
+    """What the member says about itself.
+
+    Args:
+        health: what it is.
+        detail: why, when it is not ready.
+        version: active policy version; None before the first activation.
+        digest: of the active snapshot's bytes (BLAKE2b-256, hex); None before the first activation.
+        pid: of the API server.
+    """
 
     health: Health
     detail: str
@@ -57,7 +65,7 @@ class MemberClient:
         """What the member says about itself.
 
         Raises:
-            MemberError: it does not answer in time, or not as it should.
+            MemberError: it does not answer within ``deadline_s`` seconds, or not as it should.
         """
         status, body = await self._request("GET", "/art/state", deadline_s)
         return self._parse(status, body, MemberAnswer)
@@ -65,9 +73,14 @@ class MemberClient:
     async def activate(self, manifest: SnapshotManifest, deadline_s: float) -> MemberActivation:
         """Activates the snapshot between two engine steps.
 
+        Args:
+            manifest: describes the snapshot; its bytes must be on the member's host.
+            deadline_s: seconds that the member may take; its answer is waited for one second longer.
+
         Raises:
-            ActivationError: it was refused and the old version is active; or ``quarantined``, when the member
-                does not know or does not answer.
+            ActivationError: it was refused and the old version is active; or, with ``quarantined`` set, the
+                member does not know which is active, or does not answer.
+            MemberError: the answer to an activation that was made is none.
         """
         path = f"/art/activate?deadline_s={deadline_s}"
         try:
@@ -88,8 +101,12 @@ class MemberClient:
     async def quarantine(self, reason: str, deadline_s: float) -> None:
         """Makes the member refuse inference until it is restarted.
 
+        Args:
+            reason: told to those who ask for inference.
+            deadline_s: seconds until it must have answered.
+
         Raises:
-            MemberError: it does not answer in time.
+            MemberError: it does not answer in time, or refuses.
         """
         status, body = await self._request("POST", "/art/quarantine", deadline_s, reason.encode())
         if status != 200:
@@ -101,7 +118,7 @@ class MemberClient:
         The first call starts the recording and returns empty lists. For diagnosis.
 
         Raises:
-            MemberError: it does not answer in time.
+            MemberError: it does not answer within ``deadline_s`` seconds.
         """
         status, body = await self._request("POST", "/art/trace", deadline_s)
         return self._parse(status, body, list[list[tuple[int | None, dict[str, int]]]])

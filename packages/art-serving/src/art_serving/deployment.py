@@ -16,7 +16,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         max_num_batched_tokens: tokens that one engine step computes at most; None leaves it to vLLM.
         block_size: tokens per block of the KV cache; equal prompts share whole blocks.
         prefix_caching: whether equal beginnings are computed once (per activation of an adapter).
-        stall_timeout_s: requests run but no engine step ended for so long: the engine counts as stalled.
+        stall_timeout_s: when requests run but no engine step ended for so many seconds, the engine counts as
+            stalled.
     """
 
     threads: int = 1
@@ -27,7 +28,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Secret(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """A token that must not be seen in logs: it has no readable representation."""
+    """A token that must not be seen in logs: it has no readable representation.
+
+    Args:
+        value: the token itself.
+    """
 
     value: str
 
@@ -50,9 +55,13 @@ class MemberLaunch(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: tokens of prompt and completion together; None takes what the model allows.
         max_num_seqs: sequences that one engine step computes at most.
         max_lora_rank: largest rank of an adapter.
-        kv_cache_bytes: memory for keys and values of each worker.
+        kv_cache_bytes: memory for keys and values of each worker, in bytes.
+        seed: of the engine's sampler.
         host: address to listen on.
-        port: 0 is chosen by the process that listens.
+        port: to listen on; 0 is chosen by the process that listens.
+        tensor_parallel_size: workers among which the matrices of a layer are divided.
+        pipeline_parallel_size: pipeline stages.
+        options: how vLLM runs beyond that.
         log_folder: where the member's log is written, on that host.
         admin_token: asked from requests that change state. Travels by environment, never in arguments or
             logs.
@@ -98,9 +107,19 @@ class Health(enum.Enum):
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """Read from the member's statistics page; counters count from the engine's start.
+    """How an engine is doing; counters count from its start.
 
     Args:
+        unfinished: requests that were accepted and have not ended.
+        running: requests that take part in the engine's steps.
+        waiting: requests that wait for a place.
+        steps: engine steps that ended.
+        kv_usage: share of the KV cache in use, 0 to 1.
+        prompt_tokens: prompt tokens of the requests that were begun.
+        generation_tokens: tokens that were sampled.
+        prefix_queries: prompt tokens that were looked up in the prefix cache.
+        prefix_hits: those of them that were found there and not computed again.
+        preemptions: how often a running request was put back for lack of memory.
         step_age_s: seconds since the last engine step ended, None before the first.
         stalled_s: seconds that unfinished requests have waited without an engine step; 0 when nothing waits.
         beat_age_s: seconds since the API server last wrote.
@@ -122,10 +141,19 @@ class EngineStats(msgspec.Struct, frozen=True):
 
 
 class MemberState(msgspec.Struct, frozen=True):
-    """One member now. ``detail`` says why when it is not ready; ``version`` is the active policy version.
+    """One member now.
 
-    ``base_url`` is ``http://HOST:PORT`` of its HTTP server; ``pid`` is its API server, ``engine_pids`` its
-    engine core and workers.
+    Args:
+        member: its index in the service.
+        incarnation: counts its starts from 0.
+        health: what it is.
+        detail: why, when it is not ready.
+        pid: of its API server; None before that is ready.
+        engine_pids: of its engine core and workers.
+        base_url: ``http://HOST:PORT`` of its HTTP server; None before that is ready.
+        version: active policy version; None before the first activation, and when it does not answer.
+        digest: of the active snapshot's bytes (BLAKE2b-256, hex); None likewise.
+        stats: how its engine is doing; None before it is ready and after it stopped.
     """
 
     member: int
@@ -148,7 +176,7 @@ class HostLauncher(Protocol):
     """
 
     async def start_member(self, launch: MemberLaunch, deadline_s: float) -> MemberState:
-        """Starts the member and waits until it serves.
+        """Starts the member that ``launch`` describes and waits until it serves.
 
         Raises:
             PreflightError: the host cannot run it; nothing was started.
@@ -159,17 +187,38 @@ class HostLauncher(Protocol):
     async def member_state(self, service: str, member: int, deadline_s: float) -> MemberState:
         """What the member is now; a dead member is a state, not an error.
 
+        Args:
+            service: name of the service.
+            member: index of the member.
+            deadline_s: seconds that its server may take to answer.
+
         Raises:
             MemberError: there never was one of that name here.
         """
         ...
 
     async def stop_member(self, service: str, member: int, deadline_s: float) -> None:
-        """Ends the member; SIGKILL when it has not ended in time. Does nothing when there is none."""
+        """Ends the member; SIGKILL when it has not ended in time. Does nothing when there is none.
+
+        Args:
+            service: name of the service.
+            member: index of the member.
+            deadline_s: seconds that all of it may take to end.
+
+        Raises:
+            MemberError: something of it is still there after all that.
+        """
         ...
 
     async def receive_snapshot(self, manifest: SnapshotManifest, deadline_s: float) -> SnapshotManifest:
-        """Brings the snapshot's bytes onto this host; the result names where they are here.
+        """Brings the bytes of a snapshot onto this host.
+
+        Args:
+            manifest: describes the snapshot and where its bytes are.
+            deadline_s: seconds that it may take.
+
+        Returns:
+            The same manifest with the bytes' location on this host.
 
         Raises:
             ActivationError: they could not be brought here in time.
@@ -178,15 +227,15 @@ class HostLauncher(Protocol):
 
 
 class MemberActivation(msgspec.Struct, frozen=True):
-    """What one member reports after it activated a snapshot; times in milliseconds.
+    """What one member reports after it activated a snapshot.
 
     Args:
         member: index of the member; the server itself does not know it and reports 0.
         version: policy version that is active now.
-        digest: of the bytes that its workers loaded, computed by them.
-        wait_ms: from the request until the engine stood between two steps.
-        pause_ms: how long the engine stood still.
-        read_ms: reading and checking the snapshot, while the engine was stepping.
+        digest: of the bytes that its workers loaded (BLAKE2b-256, hex), computed by them.
+        wait_ms: milliseconds from the request until the engine stood between two steps.
+        pause_ms: milliseconds that the engine stood still.
+        read_ms: milliseconds of reading and checking the snapshot, while the engine was stepping.
     """
 
     version: int
@@ -198,7 +247,14 @@ class MemberActivation(msgspec.Struct, frozen=True):
 
 
 class ActivationReport(msgspec.Struct, frozen=True):
-    """A version that every member of the service has activated; ``duration_ms`` covers the whole call."""
+    """A version that every member of the service has activated.
+
+    Args:
+        version: the policy version.
+        digest: of the bytes that every member loaded (BLAKE2b-256, hex).
+        members: what each reported, by index.
+        duration_ms: milliseconds of the whole call.
+    """
 
     version: int
     digest: str
@@ -207,12 +263,21 @@ class ActivationReport(msgspec.Struct, frozen=True):
 
     @property
     def pause_ms(self) -> float:
-        """The longest time that any member's engine stood still."""
+        """The longest time that any member's engine stood still, in milliseconds."""
         return max(member.pause_ms for member in self.members)
 
 
 class ServiceState(msgspec.Struct, frozen=True):
-    """The service as one domain, as healthy as its worst member; ``version`` is the committed one."""
+    """The service as one domain.
+
+    Args:
+        name: of the service.
+        health: that of its worst member, or ``QUARANTINED`` when it is in doubt what they serve.
+        detail: why, when it is not ready.
+        version: the committed policy version; None before the first activation.
+        members: each member's state.
+        base_url: for an OpenAI client, ``http://HOST:PORT/v1``; None when no member runs.
+    """
 
     name: str
     health: Health

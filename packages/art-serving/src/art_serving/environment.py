@@ -52,7 +52,15 @@ Phase = Literal["reuse", "wait", "prepare", "install", "done"]
 
 
 class BuildProgress(msgspec.Struct, frozen=True):
-    """One line for the user: what happens now. ``elapsed_s`` counts from the start of the call."""
+    """One line for the user: what happens now.
+
+    Args:
+        environment: name of the bundle.
+        phase: found in the cache ("reuse"), waiting for another builder, copying the bundle ("prepare"), uv
+            at work ("install"), or done.
+        text: the line.
+        elapsed_s: seconds since the start of the call.
+    """
 
     environment: str
     phase: Phase
@@ -81,12 +89,23 @@ class EnvironmentBundle(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_project(cls, folder: Path, name: str | None = None) -> "EnvironmentBundle":
-        """A bundle that is one folder with ``pyproject.toml``, ``uv.lock`` and perhaps sources."""
+        """A bundle that is one folder with ``pyproject.toml``, ``uv.lock`` and perhaps sources.
+
+        Args:
+            folder: the folder.
+            name: of the bundle; by default the folder's.
+        """
         return cls(name or folder.name, folder.parent, folder.name, (folder.name,))
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """A complete environment: ``path`` is the virtual environment's folder, ``python`` its interpreter."""
+    """A complete environment.
+
+    Args:
+        path: the virtual environment's folder.
+        python: its interpreter.
+        digest: of what it was built from, 32 hex digits; ``external:PATH`` for one that the user named.
+    """
 
     path: Path
     python: Path
@@ -181,7 +200,15 @@ async def build_environment(
 
 
 def find_environment(bundle: EnvironmentBundle, cache_root: Path | None = None) -> Environment | None:
-    """The complete environment of the bundle, or None; builds nothing."""
+    """The complete environment of the bundle, or None; builds nothing.
+
+    Args:
+        bundle: what it was built from.
+        cache_root: defaults to :func:`default_cache_root`.
+
+    Raises:
+        EnvironmentBuildError: the bundle lacks ``pyproject.toml``, ``uv.lock`` or something it includes.
+    """
     digest = bundle_digest(bundle)
     return _complete(_entry(bundle, cache_root or default_cache_root(), digest), digest)
 

@@ -18,7 +18,13 @@ class MemberError(ServingError):
 
 
 class ActivationError(ServingError):
-    """A snapshot was not activated; ``quarantined``: the service refuses requests until a restart."""
+    """A snapshot was not activated.
+
+    Args:
+        message: why, and what to do.
+        quarantined: which version is active is in doubt, and the service refuses requests until a restart;
+            otherwise the old version is active.
+    """
 
     def __init__(self, message: str, *, quarantined: bool = False) -> None:
         super().__init__(message)

@@ -33,7 +33,13 @@ class LocalLauncher:
         self._members: dict[tuple[str, int], MemberProcess] = {}
 
     async def start_member(self, launch: MemberLaunch, deadline_s: float) -> MemberState:
-        """Starts the member and waits until it serves; see :class:`art_serving.HostLauncher`."""
+        """Starts the member that ``launch`` describes and waits until it serves; ends one of its name before.
+
+        Raises:
+            EnvironmentBuildError: vLLM's environment could not be built.
+            PreflightError: the host cannot run the member; nothing was started.
+            MemberError: it did not get ready within ``deadline_s`` seconds, or died; nothing of it is left.
+        """
         until = time.monotonic() + deadline_s
         key = (launch.service, launch.member)
         previous = self._members.get(key)
@@ -55,17 +61,40 @@ class LocalLauncher:
             self._progress(progress.text)
 
     async def member_state(self, service: str, member: int, deadline_s: float) -> MemberState:
-        """What the member is now."""
+        """What the member is now; a dead member is a state, not an error.
+
+        Args:
+            service: name of the service.
+            member: index of the member.
+            deadline_s: seconds that its server may take to answer.
+
+        Raises:
+            MemberError: there never was one of that name here.
+        """
         return await self._member(service, member).state(deadline_s)
 
     async def stop_member(self, service: str, member: int, deadline_s: float) -> None:
-        """Ends the member; it stays known, as stopped."""
+        """Ends the member; it stays known, as stopped. Does nothing when there never was one of that name.
+
+        Args:
+            service: name of the service.
+            member: index of the member.
+            deadline_s: seconds that all of it may take to end.
+
+        Raises:
+            MemberError: something of it is still there after all that.
+        """
         process = self._members.get((service, member))
         if process is not None:
             await process.stop(deadline_s)
 
     async def receive_snapshot(self, manifest: SnapshotManifest, deadline_s: float) -> SnapshotManifest:
-        """The snapshot is on this host already; says so when its segment is gone."""
+        """Returns ``manifest`` as it is: the snapshot is on this host already, so ``deadline_s`` (seconds) is
+        unused.
+
+        Raises:
+            ActivationError: its segment is gone.
+        """
         location = manifest.location
         if isinstance(location, ShmLocation):
             exists = await asyncio.to_thread((_SHARED_MEMORY / location.name).exists)

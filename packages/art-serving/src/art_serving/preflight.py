@@ -105,7 +105,7 @@ def available_bytes() -> int:
 
 
 def _machine_available() -> int:
-    """``MemAvailable`` in bytes."""
+    """What ``MemAvailable:`` of ``/proc/meminfo`` says, in bytes."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

@@ -65,7 +65,7 @@ class ModelService:
         Args:
             spec: the deployment; one CPU member for now.
             launcher: of the member's host.
-            deadline_s: by default the spec's ``startup_timeout_s``.
+            deadline_s: seconds until all serve; by default the spec's ``startup_timeout_s``.
             log_folder: where the members' logs are written.
             options: how vLLM runs, beyond the spec.
             api_key: what inference requests must carry; by default one is made up.
@@ -163,7 +163,11 @@ class ModelService:
             return await self._adapter.activate(self._members, manifest, lease, deadline_s)
 
     async def state(self, deadline_s: float = 5.0) -> ServiceState:
-        """What the service is now; dead members are part of the answer, not an error."""
+        """What the service is now; dead members are part of the answer, not an error.
+
+        Args:
+            deadline_s: seconds that each member may take to answer.
+        """
         members = await asyncio.gather(*(self._member_state(one, deadline_s) for one in self._members))
         worst = min(members, key=lambda one: _WORST_FIRST.index(one.health), default=None)
         health, detail = (worst.health, worst.detail) if worst else (Health.STOPPED, "")
@@ -188,7 +192,10 @@ class ModelService:
             return MemberState(member.index, self._launch.incarnation, Health.FAILED, str(error))
 
     async def stats(self, deadline_s: float = 5.0) -> EngineStats:
-        """The members' statistics, pooled.
+        """The members' statistics, pooled: counters add up, ages and usage are the worst.
+
+        Args:
+            deadline_s: seconds that each member may take to answer.
 
         Raises:
             ServiceClosedError: no member has any.
@@ -200,7 +207,13 @@ class ModelService:
         return pooled(found)
 
     async def until_unhealthy(self, poll_s: float = 0.5) -> ServiceState:
-        """Waits until the service is anything but ready or starting, and returns what it is then."""
+        """Waits until the service is anything but ready or starting, and returns what it is then.
+
+        Waits without end while the service is well: it is for a task that is cancelled with the service.
+
+        Args:
+            poll_s: seconds between two looks.
+        """
         while True:
             state = await self.state()
             if state.health not in (Health.READY, Health.STARTING):
@@ -209,6 +222,9 @@ class ModelService:
 
     async def restart(self, deadline_s: float) -> None:
         """Ends and starts every member and activates the committed snapshot again. Lifts a quarantine.
+
+        Args:
+            deadline_s: seconds for all of it.
 
         Raises:
             MemberError: a member did not get ready; the service does not run then and can be restarted again.
@@ -229,7 +245,14 @@ class ModelService:
                 raise
 
     async def stop(self, deadline_s: float = 20.0) -> None:
-        """Ends every member and releases the held lease. A second call does nothing."""
+        """Ends every member and releases the held lease. A second call does nothing.
+
+        Args:
+            deadline_s: seconds for the members to end; SIGKILL after that.
+
+        Raises:
+            MemberError: something of a member is still there after all that.
+        """
         self._closed = True
         async with self._changing:
             try:

@@ -94,8 +94,14 @@ async def vllm_environment(
 ) -> Environment:
     """The environment that members run in: ``ART_VLLM_RUNTIME_BIN``'s, or the locked bundle's from the cache.
 
+    Args:
+        cache_root: defaults to :func:`art_serving.default_cache_root`.
+        deadline_s: seconds for a build, waiting for another builder included.
+        progress: is called with one line at a time while it is built.
+
     Raises:
-        EnvironmentBuildError: the variable names something else, or the build failed.
+        EnvironmentBuildError: the variable names something that is no such environment, or the build failed
+            or was not done in time.
     """
     named = os.environ.get(RUNTIME_BIN_VARIABLE)
     if named:
