@@ -23,7 +23,7 @@ from art.reporting.page.samples import Samples, choose_samples
 from art.reporting.run_folder import REPORT
 
 _STYLES = ("page.css",)
-_SCRIPTS = ("page.js",)
+_SCRIPTS = ("format.js", "plot.js", "plots.js", "tokens.js", "trajectories.js", "page.js")
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
 
@@ -118,7 +118,7 @@ def _settings(settings: Mapping[str, Any]) -> str:
         return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
     return "".join(
-        f"<dt>{_text(name)}</dt><dd>{_text(shown(value))}</dd>" for name, value in settings.items()
+        f"<div><dt>{_text(name)}</dt><dd>{_text(shown(value))}</dd></div>" for name, value in settings.items()
     )
 
 
