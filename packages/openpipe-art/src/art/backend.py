@@ -9,17 +9,22 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
+from warnings import warn
 
+from art.checks import Check, TrainingPlan, require, training_checks, warnings
+from art.checks.cache import build_checks
+from art.checks.training import folder_checks
 from art.distributed.errors import CloseError
 from art.distributed.model_run import ModelRun, RunSettings
-from art.distributed.placement import place
+from art.distributed.placement import Placed, place
 from art.distributed.runtime import ArtRuntime
 from art.errors import ConfigError
-from art.megatron_config import get_megatron_runtime_config
+from art.megatron_config import MegatronRuntimeConfig, get_megatron_runtime_config
 from art.model import TrainableModel
 from art.train_config import TrainConfig, TrainResult
 from art.trajectories import TrajectoryGroup
-from art_topology import compile_topology, local_cluster
+from art_topology import RuntimeTopology, compile_topology, local_cluster
+from art_topology.addresses import is_loopback
 from art_trainer import LoraSpec
 
 
@@ -65,6 +70,7 @@ class MegatronBackend:
         self._threads = threads or len(os.sched_getaffinity(0))
         self._step_timeout_s = step_timeout_s
         self._progress = progress or (lambda line: None)
+        self._warn = progress or (lambda line: warn(line, stacklevel=2))
         self._models: dict[str, ModelRun] = {}
         self._closed = False
 
@@ -84,9 +90,9 @@ class MegatronBackend:
         """Starts a trainer and a model service for ``model`` and makes its first version active.
 
         Raises:
-            ConfigError: the model is registered already, ``base_model`` is no model folder, or the run's
-            folder
-                holds a run and ``resume`` is off.
+            ConfigError: the model is registered already.
+            PreflightError: ``base_model`` is no model folder, the run's folder holds a run and ``resume`` is
+                off, or this machine lacks memory, disk, shared memory or a port; nothing was started.
             TopologyError: the hosts have no place for it.
             RuntimeFailure: a part did not start; what had started is ended.
         """
@@ -94,12 +100,10 @@ class MegatronBackend:
             raise ConfigError("this backend is closed; make a new one")
         if model.name in self._models:
             raise ConfigError(f"model {model.name!r} is registered with this backend already")
-        _check_model_folder(Path(model.base_model))
-        self._check_run_folder(self.run_dir(model))
         config = get_megatron_runtime_config()
-        runtime = await self._started_runtime()
+        topology = self._topology()
         placed = place(
-            runtime.topology,
+            topology,
             parallel=config.topology,
             service_name=model.name,
             base_model=model.base_model,
@@ -108,6 +112,11 @@ class MegatronBackend:
             dtype=self._dtype,
             seed=self._seed,
         )
+        checks = await asyncio.to_thread(self._checks, model, placed, config, topology)
+        require(checks, f"model {model.name!r} cannot be trained here")
+        for check in warnings(checks):
+            self._warn(f"model {model.name!r}: {check.line()}")
+        runtime = await self._started_runtime(topology)
         registered = ModelRun(model, placed, config, runtime, self._run_settings(model), self._progress)
         try:
             await registered.start()
@@ -120,13 +129,26 @@ class MegatronBackend:
         model.inference_api_key = endpoint.api_key
         model.inference_model_name = endpoint.model_name
 
-    def _check_run_folder(self, folder: Path) -> None:
-        kept = sorted(path.name for path in (folder / "generations").glob("step-*"))
-        if kept and not self._resume:
-            raise ConfigError(
-                f"{folder} holds a run already ({len(kept)} generations, the newest {kept[-1]}); choose "
-                "another folder, or pass resume=True to MegatronBackend to continue it"
-            )
+    def _checks(
+        self, model: TrainableModel, placed: Placed, config: MegatronRuntimeConfig, topology: RuntimeTopology
+    ) -> list[Check]:
+        """All that can be known before a process starts, where the parts will run on this machine."""
+        hosts = {topology.hosts[index].address for index in (placed.trainer_host, placed.service_host)}
+        taken = {listener for run in self._models.values() for listener in run.listeners}
+        plan = TrainingPlan(
+            base_model=Path(model.base_model),
+            run_dir=self.run_dir(model),
+            resume=self._resume,
+            packed_sequence_length=config.packed_sequence_length,
+            snapshot_capacity=config.snapshot_capacity,
+            lora_rank=self._lora.rank,
+            dtype=placed.service.dtype,
+            kv_cache_bytes=placed.service.kv_cache_bytes,
+            endpoints=tuple(listener for listener in placed.listeners if listener not in taken),
+        )
+        if not all(is_loopback(address) for address in hosts):
+            return folder_checks(plan)
+        return [*training_checks(plan), *build_checks()]
 
     def _run_settings(self, model: TrainableModel) -> RunSettings:
         return RunSettings(
@@ -138,10 +160,14 @@ class MegatronBackend:
             step_timeout_s=self._step_timeout_s,
         )
 
-    async def _started_runtime(self) -> ArtRuntime:
+    def _topology(self) -> RuntimeTopology:
+        if self._runtime is not None:
+            return self._runtime.topology
+        slots = max(4, len(os.sched_getaffinity(0)) + 2)
+        return compile_topology(cluster=local_cluster(cpu_slots=slots))
+
+    async def _started_runtime(self, topology: RuntimeTopology) -> ArtRuntime:
         if self._runtime is None:
-            slots = max(4, len(os.sched_getaffinity(0)) + 2)
-            topology = compile_topology(cluster=local_cluster(cpu_slots=slots))
             self._runtime = await ArtRuntime.start_local(topology)
         return self._runtime
 
@@ -191,18 +217,3 @@ class MegatronBackend:
                 failures += error.exceptions
         if failures:
             raise CloseError("the backend closed with failures", failures)
-
-
-def _check_model_folder(folder: Path) -> None:
-    """Checks what can be seen without loading anything.
-
-    Raises:
-        ConfigError: it is no folder of a Hugging Face model with safetensors weights and a tokenizer.
-    """
-    if not folder.is_dir():
-        raise ConfigError(f"base_model {str(folder)!r} is no folder; give the folder of a Hugging Face model")
-    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
-    if not any(folder.glob("*.safetensors")):
-        missing.append("*.safetensors")
-    if missing:
-        raise ConfigError(f"base_model {folder} is no complete model: it has no {', no '.join(missing)}")

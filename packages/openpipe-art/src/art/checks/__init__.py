@@ -6,20 +6,22 @@ Importing this package loads the standard library and msgspec only.
 """
 
 from art.checks.demo import demo_checks
-from art.checks.hosts import host_checks, ports_check
+from art.checks.hosts import host_checks, ports_check, runtime_checks
 from art.checks.results import Check, State, failures, require, warnings
-from art.checks.training import training_checks
+from art.checks.training import TrainingPlan, training_checks
 from art.errors import PreflightError
 
 __all__ = [
     "Check",
     "PreflightError",
     "State",
+    "TrainingPlan",
     "demo_checks",
     "failures",
     "host_checks",
     "ports_check",
     "require",
+    "runtime_checks",
     "training_checks",
     "warnings",
 ]

@@ -6,6 +6,7 @@ What is cached is asked of those who own the caches: :mod:`art_serving` for vLLM
 
 import importlib.util
 import os
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import msgspec
 
 from art.checks import machine
 from art.checks.hosts import folder_check
-from art.checks.results import Check, failed, passed, size, warned
+from art.checks.packages import PYTHON_REMEDY
+from art.checks.results import Check, State, failed, passed, size, warned
 
 CACHE_VARIABLE = "ART_CACHE_DIR"
 RUNTIME_VARIABLE = "ART_VLLM_RUNTIME_BIN"
@@ -80,6 +82,28 @@ def vllm_runtime() -> Fetched:
     return Fetched(name=name, folder=cache_folder() / "environments", cached=False, disk_bytes=VLLM_BYTES)
 
 
+def runtime_python_check() -> Check:
+    """Whether vLLM's environment can be made with this Python, by the locked project's own word."""
+    version = machine.python_version()
+    if version.startswith(
+        "3.12."
+    ):  # what the lock was made for; reading it takes long
+        return passed("Python of vLLM", version, "3.12")
+    from packaging.specifiers import SpecifierSet
+
+    from art_serving import EnvironmentBuildError, vllm_bundle
+
+    try:
+        bundle = vllm_bundle()
+        project = tomllib.loads((bundle.root / bundle.project / "pyproject.toml").read_text())["project"]
+    except (EnvironmentBuildError, OSError) as error:
+        return failed("Python of vLLM", str(error), remedy="install a released art-serving")
+    needed = str(project["requires-python"])
+    if os.environ.get(RUNTIME_VARIABLE) or SpecifierSet(needed).contains(version, prereleases=True):
+        return passed("Python of vLLM", version, needed)
+    return failed("Python of vLLM", version, needed, PYTHON_REMEDY)
+
+
 def demo_model() -> Fetched:
     """The demo's own model."""
     from art.demo import model
@@ -107,7 +131,7 @@ def fetch_checks(*, with_model: bool) -> list[Check]:
     everything = VLLM_BYTES + (MODEL_BYTES if with_model else 0)
     folder = cache_folder()
     usable = folder_check("cache folder", folder, f"set {CACHE_VARIABLE} to one that can be written")
-    if usable.state.value != "ok":
+    if usable.state is not State.OK:
         return [*_fetch_checks([vllm_runtime, demo_model] if with_model else [vllm_runtime])]
     room = machine.space(folder)
     same = room.device == machine.space(uv_cache_folder()).device
@@ -132,7 +156,7 @@ def _fetch_checks(sources: Sequence[Callable[[], Fetched]]) -> list[Check]:
         f"set {CACHE_VARIABLE} to a folder that can be written and has {size(VLLM_BYTES + MODEL_BYTES)} free"
     )
     usable = folder_check("cache folder", folder, remedy)
-    if usable.state.value != "ok":
+    if usable.state is not State.OK:
         return [usable]
     return [room_check(folder, uv_cache_folder(), missing)]
 

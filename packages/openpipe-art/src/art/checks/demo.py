@@ -1,14 +1,14 @@
 """What `art demo` needs, before it fetches or starts anything."""
 
-import itertools
 from pathlib import Path
 
 from art.checks import machine
-from art.checks.cache import fetch_checks
+from art.checks.cache import fetch_checks, runtime_python_check
 from art.checks.hosts import (
     cpu_check,
+    disk_check,
+    folder_check,
     host_checks,
-    run_folder_checks,
     shared_memory_check,
 )
 from art.checks.model_facts import folder_problem
@@ -44,20 +44,15 @@ def demo_checks(
         resume: ``run_dir`` holds a run, which is continued.
     """
     packages = [python_check(), installed_check("cpu")]
+    if all(check.state is State.OK for check in packages):
+        packages.append(runtime_python_check())
     checks = [*packages, *host_checks(), cpu_check()]
     folder = run_dir or Path("runs")
-    checks += run_folder_checks(
-        folder,
-        needed_bytes=steps * STEP_BYTES,
-        may_hold=resume or run_dir is None,
-        remedy="choose another folder: art demo --run-dir DIR",
-    )
-    if resume:
-        checks += _resume_checks(folder)
+    checks += _run_checks(folder, steps, new=run_dir is not None and not resume, resume=resume)
     if model is None:
         checks += [demo_memory_check(), shared_memory_check(SHARED_MEMORY, "adapters and batches")]
     else:
-        checks += _model_checks(model, folder, resume)
+        checks += _model_checks(model, folder)
     if all(check.state is not State.FAILURE for check in packages):
         checks += fetch_checks(with_model=model is None)
     return list(dict.fromkeys(checks))
@@ -75,27 +70,36 @@ def demo_memory_check() -> Check:
     )
 
 
-def _model_checks(model: Path, folder: Path, resume: bool) -> list[Check]:
-    if folder_problem(model) is not None:
-        return [
-            failed("model", folder_problem(model) or "", remedy="give such a folder: art demo --model DIR")
-        ]
+def _model_checks(model: Path, folder: Path) -> list[Check]:
+    problem = folder_problem(model)
+    if problem is not None:
+        return [failed("model", problem, remedy="give such a folder: art demo --model DIR")]
     plan = TrainingPlan(
         base_model=model, run_dir=folder, resume=True, packed_sequence_length=PACKED_SEQUENCE_LENGTH
     )
     return [check for check in training_checks(plan) if check.name not in ("run folder", "disk of the run")]
 
 
-def _resume_checks(folder: Path) -> list[Check]:
-    generations = itertools.islice((folder / "generations").glob("step-*"), 1)
-    if any(True for _ in generations):
-        return []
-    found = f"{folder} holds no generation to go on from" if folder.is_dir() else f"{folder} is no folder"
-    return [
-        failed(
-            "run to resume",
-            found,
-            "generations/step-*",
-            "give the folder of an earlier run, or start a new one",
-        )
-    ]
+def _run_checks(folder: Path, steps: int, *, new: bool, resume: bool) -> list[Check]:
+    """The run's folder. Of one that holds a run already :class:`art.reporting.RunReport` knows the rest."""
+    remedy = "choose another folder: art demo --run-dir DIR"
+    usable = folder_check("run folder", folder, remedy)
+    if usable.state is not State.OK:
+        return [usable]
+    needed = "a folder that is new, empty, or of a run that ended before its first step"
+    if resume and not _holds_run(folder):
+        found = f"{folder} holds no run (run.json)" if folder.is_dir() else f"{folder} is no folder"
+        return [failed("run to resume", found, "the folder of a run", "give one: art demo --resume RUN")]
+    if new and folder.is_dir() and any(folder.iterdir()):
+        kept = sorted(path.name for path in (folder / "generations").glob("step-*"))
+        if kept:
+            found = f"{folder} holds a run already, to {kept[-1]}"
+            remedy += f", or go on with it: art demo --resume {folder}"
+            return [failed("run folder", found, needed, remedy)]
+        if not _holds_run(folder):
+            return [failed("run folder", f"{folder} is not empty", needed, remedy)]
+    return [usable, disk_check("disk of the run", folder, steps * STEP_BYTES, remedy)]
+
+
+def _holds_run(folder: Path) -> bool:
+    return (folder / "run.json").is_file()

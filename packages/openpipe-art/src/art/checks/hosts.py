@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from art.checks import machine
+from art.checks.packages import installed_check
 from art.checks.results import Check, failed, passed, size, warned
 
 OPEN_FILES = 1024
@@ -23,6 +24,16 @@ def host_checks() -> list[Check]:
         state_folder_check(),
         open_files_check(),
     ]
+
+
+def runtime_checks(port: int = 0) -> list[Check]:
+    """What a runtime on this machine needs, before its worker starts.
+
+    Args:
+        port: of the worker on 127.0.0.1; 0 for any free one.
+    """
+    endpoint = ("127.0.0.1", port, "the worker")
+    return [installed_check("distributed"), *host_checks(), *ports_check([endpoint])]
 
 
 def system_check() -> Check:
@@ -56,7 +67,7 @@ def loopback_check() -> Check:
         return passed("loopback", "127.0.0.1 can be listened on")
     return failed(
         "loopback",
-        f"127.0.0.1 cannot be listened on ({problem})",
+        f"127.0.0.1 {problem}",
         remedy="bring the interface up: ip link set lo up",
     )
 
@@ -79,7 +90,7 @@ def ports_check(endpoints: Iterable[tuple[str, int, str]]) -> list[Check]:
             checks.append(
                 failed(
                     name,
-                    f"{host} port {port} cannot be listened on ({problem})",
+                    f"port {port} of {host} {problem}",
                     f"for {purpose}",
                     f"choose another, or 0 for any free one; `ss -ltnp 'sport = :{port}'` says who holds it",
                 )
@@ -125,31 +136,17 @@ def state_folder_check() -> Check:
 
 def folder_check(name: str, folder: Path, remedy: str) -> Check:
     """Whether ``folder`` is a folder that can be written, or can be made; nothing is made."""
+    try:
+        folder.exists()
+    except OSError as error:  # a name that is too long, a loop of links
+        return failed(name, f"{folder} cannot be made: {error.strerror}", remedy=remedy)
     existing = machine.nearest_existing(folder)
     if not existing.is_dir():
-        return failed(name, f"{folder} cannot be made: {existing} is a file", remedy=remedy)
+        found = f"{folder} is a file" if folder.exists() else f"{folder} cannot be made: {existing} is a file"
+        return failed(name, found, remedy=remedy)
     if not machine.writable(existing):
         return failed(name, f"{folder} cannot be written: no permission in {existing}", remedy=remedy)
     return passed(name, str(folder))
-
-
-def run_folder_checks(folder: Path, *, needed_bytes: int, may_hold: bool, remedy: str) -> list[Check]:
-    """Whether a run can be kept in ``folder``.
-
-    Args:
-        folder: of the run; need not exist.
-        needed_bytes: that the run will write there.
-        may_hold: whether it may hold something already.
-        remedy: the next step when it cannot be used.
-    """
-    if folder.exists() and not folder.is_dir():
-        return [failed("run folder", f"{folder} is a file", "a new or empty folder", remedy)]
-    found = folder_check("run folder", folder, remedy)
-    if found.state.value != "ok":
-        return [found]
-    if not may_hold and folder.is_dir() and any(folder.iterdir()):
-        return [failed("run folder", f"{folder} is not empty", "a new or empty folder", remedy)]
-    return [found, disk_check("disk of the run", folder, needed_bytes, remedy)]
 
 
 def disk_check(name: str, folder: Path, needed_bytes: int, remedy: str) -> Check:

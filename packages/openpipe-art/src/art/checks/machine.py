@@ -6,6 +6,7 @@ this process's group to the root counts.
 
 import contextlib
 import ctypes
+import errno
 import math
 import os
 import platform
@@ -231,9 +232,9 @@ def nearest_existing(path: Path) -> Path:
 
 
 def writable(folder: Path) -> bool:
-    """Whether this process may make files in ``folder``, which exists. Root is not stopped by modes, but by a
-    read-only file system."""
-    return os.access(folder, os.W_OK | os.X_OK)
+    """Whether this process may read ``folder``, which exists, and make files in it. Modes do not stop root, a
+    read-only file system does."""
+    return os.access(folder, os.R_OK | os.W_OK | os.X_OK)
 
 
 def temporary_folder() -> Path:
@@ -252,7 +253,7 @@ def open_files_limit() -> int:
 
 
 def port_problem(host: str, port: int) -> str | None:
-    """Why nothing can listen on ``host`` and ``port`` (0: any), or None. Binds and lets go at once."""
+    """What is wrong with listening on ``host`` and ``port`` (0: any), or None. Binds and lets go at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -260,7 +261,9 @@ def port_problem(host: str, port: int) -> str | None:
             probe.bind((host, port))
             probe.listen(1)
     except OSError as error:
-        return error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            return "is in use"
+        return f"cannot be listened on ({error.strerror or error})"
     return None
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 DISTRIBUTION = "openpipe-art"
+PYTHON_REMEDY = "make an environment with `uv venv --python 3.12` and install ART there"
 _OURS = ("openpipe-art", "art-topology", "art-dataplane", "art-kernels", "art-trainer", "art-serving")
 
 
@@ -123,9 +124,7 @@ def python_check() -> Check:
     text = ", ".join(str(needed).split(",")) or "any"
     if needed.contains(version, prereleases=True):
         return passed("Python", version, text)
-    return failed(
-        "Python", version, text, "make an environment with `uv venv --python 3.12` and install ART there"
-    )
+    return failed("Python", version, text, PYTHON_REMEDY)
 
 
 def _required_pythons() -> set[str]:

@@ -22,7 +22,7 @@ from art.checks.hosts import (
 )
 from art.checks.model_facts import ModelFacts, folder_problem, read_model_facts
 from art.checks.packages import installed_check
-from art.checks.results import Check, failed, passed, size, warned
+from art.checks.results import Check, State, failed, passed, size, warned
 from art.errors import ConfigError
 
 SERVER_PROCESSES = int(1.5 * 2**30)
@@ -107,15 +107,14 @@ def needs(plan: TrainingPlan, facts: ModelFacts) -> Needs:
 def training_checks(plan: TrainingPlan) -> list[Check]:
     """Everything that can be known of the plan on this machine before a process starts."""
     checks = [
+        *folder_checks(plan),
         installed_check("cpu"),
         *host_checks(),
         cpu_check(),
         *ports_check(plan.endpoints),
-        *_folder_checks(plan),
     ]
-    problem = folder_problem(plan.base_model)
-    if problem is not None:
-        return [failed("base_model", problem), *checks]
+    if folder_problem(plan.base_model) is not None:
+        return checks
     try:
         facts = read_model_facts(plan.base_model)
     except ConfigError as error:
@@ -173,7 +172,7 @@ def generation_check(folder: Path, generation_bytes: int) -> Check:
     there = machine.space(folder)
     two, twenty = 2 * generation_bytes, 20 * generation_bytes
     check = disk_check("disk of the run", folder, two, remedy)
-    if check.state.value == "ok" and there.free < twenty:
+    if check.state is State.OK and there.free < twenty:
         return warned(
             "disk of the run",
             check.found,
@@ -183,10 +182,15 @@ def generation_check(folder: Path, generation_bytes: int) -> Check:
     return msgspec.structs.replace(check, needed=f"{size(generation_bytes)} for the generation of each step")
 
 
-def _folder_checks(plan: TrainingPlan) -> list[Check]:
+def folder_checks(plan: TrainingPlan) -> list[Check]:
+    """The model's folder and the run's, which every host sees."""
+    problem = folder_problem(plan.base_model)
+    model = failed("base_model", problem) if problem else passed("base_model", str(plan.base_model))
+    return [model, *_run_folder_checks(plan)]
+
+
+def _run_folder_checks(plan: TrainingPlan) -> list[Check]:
     remedy = "choose another folder for the run"
-    if plan.run_dir.exists() and not plan.run_dir.is_dir():
-        return [failed("run folder", f"{plan.run_dir} is a file", remedy=remedy)]
     kept = sorted(path.name for path in (plan.run_dir / "generations").glob("step-*"))
     if kept and not plan.resume:
         return [

@@ -140,6 +140,11 @@ class ModelRun:
         await trainer.wait_sink(PUBLISH, self._version, self._settings.step_timeout_s)
 
     @property
+    def listeners(self) -> tuple[tuple[str, int, str], ...]:
+        """Address, port and purpose of what this run listens on."""
+        return self._placed.listeners
+
+    @property
     def _ready_trainer(self) -> MegatronTrainer:
         assert self._trainer is not None
         return self._trainer

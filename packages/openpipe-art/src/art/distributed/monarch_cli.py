@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+from art.checks import require, runtime_checks
 from art.distributed.errors import CloseError, ProgramError
 from art.distributed.programs import Main, Program, parse_program
 from art.errors import ArtError
@@ -126,6 +127,7 @@ async def run_local(
     """Starts one loopback worker, runs ``function`` with its launch context and closes the worker.
 
     Raises:
+        PreflightError: this machine lacks something; nothing was started.
         StartupError: the worker did not come up.
         CloseError: what failed while closing; whatever ``function`` raised comes as its context.
     """
@@ -133,6 +135,7 @@ async def run_local(
     from art.distributed.launch import ArtLaunchContext
 
     signals.cancels(asyncio.current_task())
+    require(runtime_checks(options.port), "the runtime cannot start here")
     hosts = await HostMeshes.start_local(
         port=options.port,
         python_path=[program.folder] if program.folder is not None else [],

@@ -23,11 +23,18 @@ from art_topology import (
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """Where one model's parts run; hosts are indices in node order."""
+    """Where one model's parts run.
+
+    Args:
+        trainer_host, service_host: indices in node order.
+        service: as the topology has it.
+        listeners: address, port and purpose of what these parts listen on; port 0 is chosen by who listens.
+    """
 
     trainer_host: int
     service: ModelServiceSpec
     service_host: int
+    listeners: tuple[tuple[str, int, str], ...] = ()
 
 
 def place(
@@ -83,6 +90,10 @@ def place(
         trainer_host=index[trainer.hosts[0].host_id],
         service=service.spec,
         service_host=index[service.members[0].host_id],
+        listeners=(
+            (trainer.rendezvous.host, trainer.rendezvous.port, "the trainer's rendezvous"),
+            (service.leader.host, service.leader.port, f"the API of {service_name!r}"),
+        ),
     )
 
 

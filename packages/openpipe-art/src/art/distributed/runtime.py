@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from art.checks import require, runtime_checks
 from art.distributed.actor_process import ACTOR_TMPDIR_VARIABLE, CPUS_VARIABLE
 from art.distributed.callables import InstalledAsyncCallable
 from art.distributed.errors import CloseError, RuntimeFailure, StartupError
@@ -86,12 +87,14 @@ class ArtRuntime:
 
         Raises:
             StartupError: the topology has several hosts, or a part did not come up.
+            PreflightError: this machine lacks something; nothing was started.
         """
         if len(topology.hosts) != 1:
             raise StartupError(
                 f"start_local takes a topology of one host, this one has {len(topology.hosts)}; "
                 "use ArtRuntime.start with an attached host mesh"
             )
+        require(runtime_checks(port), "the runtime cannot start here")
         hosts = await HostMeshes.start_local(
             port=port,
             python_path=python_path,
