@@ -13,12 +13,15 @@ from art_topology import MegatronTopologyConfig
 
 
 class MegatronRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What :class:`art.MegatronBackend` runs with.
+    """What :class:`~art.backend.MegatronBackend` runs with.
 
     Args:
         topology: how ranks are cut (tp, cp, ep, etp, pp, vpp); the default is one rank.
-        packed_sequence_length: physical tokens per packed row.
+        packed_sequence_length: physical tokens per packed row, at least 1; a prompt and its answer must fit.
         snapshot_capacity: adapters that publication and durability may lag behind, at least 1.
+
+    Raises:
+        ValueError: a number is below 1.
     """
 
     topology: MegatronTopologyConfig
@@ -47,7 +50,13 @@ def init_megatron_runtime_config(
 ) -> MegatronRuntimeConfig:
     """Sets the configuration for this process and returns it. The same values again are accepted.
 
+    Args:
+        topology: how ranks are cut (tp, cp, ep, etp, pp, vpp); by default one rank.
+        packed_sequence_length: physical tokens per packed row, at least 1; a prompt and its answer must fit.
+        snapshot_capacity: adapters that publication and durability may lag behind, at least 1.
+
     Raises:
+        ValueError: a number is below 1.
         ConfigError: other values were set before, or a backend already runs with other values.
     """
     global _config

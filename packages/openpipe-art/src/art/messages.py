@@ -16,8 +16,13 @@ type Message = ChatCompletionMessageParam
 type MessageOrChoice = Message | Choice
 
 Messages = list[ChatCompletionMessageParam]
+"""A conversation in OpenAI's messages, to be sent in a request."""
+
 MessagesAndChoices = list[ChatCompletionMessageParam | Choice]
+"""A conversation in which what a model said may stand as the ``Choice`` it came in, to be trained on."""
+
 Tools = list[ChatCompletionToolParam]
+"""Tools as OpenAI's requests name them."""
 
 
 def checked(items: Iterable[Any]) -> MessagesAndChoices:

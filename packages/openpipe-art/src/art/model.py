@@ -14,16 +14,29 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """What trains and serves a model; :class:`art.MegatronBackend` is one."""
+    """What trains and serves a model; :class:`~art.backend.MegatronBackend` is one."""
 
     async def register(self, model: "TrainableModel") -> None:
-        """Makes the model ready to be sampled and trained and sets its ``inference_*`` fields."""
+        """Makes ``model`` ready to be sampled and trained and sets its ``inference_*`` fields.
+
+        Raises:
+            ArtError: it could not be made ready; nothing that was started is left.
+        """
         ...
 
     async def train(
         self, model: "TrainableModel", groups: Iterable[TrajectoryGroup], *, config: TrainConfig | None = None
     ) -> TrainResult:
-        """Runs one step."""
+        """Runs one training step.
+
+        Args:
+            model: registered with this backend.
+            groups: finished rollouts.
+            config: the step's constants; by default those of :class:`art.TrainConfig`.
+
+        Raises:
+            ArtError: no step was taken, or it is not known how it ended; the text says which part failed.
+        """
         ...
 
 
@@ -36,8 +49,10 @@ class TrainableModel(pydantic.BaseModel):
         base_model: a Hugging Face folder or name.
         run_name: names the run's folder; the model's name when absent.
         config: anything of the user's that rollouts need; plain data.
-        inference_base_url, inference_api_key, inference_model_name: where it is served. The backend sets
-            them when the model is registered, and they travel with it to rollout workers.
+        inference_base_url: where it is served, for an OpenAI client. The backend sets this and the next two
+            when the model is registered, and they travel with it to rollout workers.
+        inference_api_key: what requests must carry.
+        inference_model_name: what requests name.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", validate_assignment=True)
@@ -93,7 +108,11 @@ class TrainableModel(pydantic.BaseModel):
         return value
 
     async def register(self, backend: Backend) -> None:
-        """Registers with ``backend``, which may start a server and load the model."""
+        """Registers with ``backend``, which may start a server and load the model.
+
+        Raises:
+            ArtError: the backend could not make it ready.
+        """
         await backend.register(self)
         self._client = None
         self._backend = backend
@@ -101,10 +120,18 @@ class TrainableModel(pydantic.BaseModel):
     async def train(
         self, groups: Iterable[TrajectoryGroup], *, config: TrainConfig | None = None
     ) -> TrainResult:
-        """Runs one training step on the groups through the registered backend.
+        """Runs one training step through the registered backend.
+
+        Args:
+            groups: finished rollouts, whose rewards are compared within each group.
+            config: the step's constants; by default those of :class:`art.TrainConfig`.
+
+        Returns:
+            The step, once the new policy is active.
 
         Raises:
             ConfigError: the model has not been registered with a backend.
+            ArtError: what the backend raised.
         """
         if self._backend is None:
             raise ConfigError(

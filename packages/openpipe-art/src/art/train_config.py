@@ -7,11 +7,14 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One RL step of :meth:`art.TrainableModel.train`.
 
     Args:
-        learning_rate: AdamW's, constant over the step.
-        clip_epsilon_low, clip_epsilon_high: the ratio of new to old probability is clipped to
-            ``[1 - low, 1 + high]``.
+        learning_rate: AdamW's, above 0.
+        clip_epsilon_low: the ratio of new to old probability is clipped below 1 minus this, in ``(0, 1]``.
+        clip_epsilon_high: and above 1 plus this, above 0.
         scale_advantages: divide a group's advantages by the standard deviation of its rewards.
         max_grad_norm: gradients are scaled down to this global L2 norm; ``0`` switches it off.
+
+    Raises:
+        ValueError: a value is out of its range.
     """
 
     learning_rate: float = 5e-6
@@ -34,9 +37,11 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
 class TrainResult(msgspec.Struct, frozen=True):
     """A finished step.
 
-    ``step`` is the policy version that is active now. ``metrics`` are numbers by name: ``reward``, ``loss``
-    and the like; names that end in ``_s`` are seconds, in ``_bytes`` bytes. ``skipped`` is 1 when the rewards
-    held nothing to learn from and no step was taken.
+    Args:
+        step: the policy version that is active now.
+        metrics: numbers by name: ``reward``, ``loss`` and the like; names that end in ``_s`` are seconds, in
+            ``_bytes`` bytes. ``skipped`` is 1 when the rewards held nothing to learn from and no step was
+            taken.
     """
 
     step: int

@@ -24,7 +24,12 @@ CheckedMessages = Annotated[pydantic.SkipValidation[MessagesAndChoices], pydanti
 
 
 class History(pydantic.BaseModel):
-    """A further conversation of the same trajectory, for example a sub-agent's."""
+    """A further conversation of the same trajectory, for example a sub-agent's.
+
+    Args:
+        messages_and_choices: as a trajectory's.
+        tools: the tools that were offered, as OpenAI's.
+    """
 
     messages_and_choices: CheckedMessages
     tools: Tools | None = None
@@ -46,6 +51,11 @@ class Trajectory(pydantic.BaseModel):
         tools: the tools that were offered, as OpenAI's.
         logs: lines for a human.
         additional_histories: further conversations that share the reward.
+        initial_policy_version: the policy version when it began, for your own notes; training takes each
+            token's version from its choice.
+        final_policy_version: the policy version when it ended, likewise.
+        started_unix_s: when it was made, in seconds since 1970 (Unix time).
+        duration_s: seconds it took; :meth:`finish` sets it.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -64,7 +74,7 @@ class Trajectory(pydantic.BaseModel):
     _started: float = pydantic.PrivateAttr(default_factory=time.monotonic)
 
     def log(self, message: str) -> None:
-        """Adds a line to ``logs``."""
+        """Adds the line ``message`` to ``logs``."""
         self.logs.append(message)
 
     def finish(self) -> Self:
@@ -75,7 +85,7 @@ class Trajectory(pydantic.BaseModel):
 
     @contextmanager
     def track_duration(self, metric_name: str) -> Iterator[None]:
-        """Adds the seconds spent in the block to the metric ``<metric_name>_duration``."""
+        """Adds the seconds spent in the ``with`` block to the metric ``<metric_name>_duration``."""
         key, start = f"{metric_name}_duration", time.monotonic()
         try:
             yield
@@ -103,7 +113,8 @@ class TrajectoryHandle(msgspec.Struct, frozen=True):
 
     Args:
         reward: of the rollout; ``None`` when it failed.
-        metrics, metadata: as the trajectory's.
+        metrics: as the trajectory's.
+        metadata: as the trajectory's.
         ref: names the record and the process that holds it; ``None`` when no record exists.
         error: why the rollout failed.
         worker: what ran it, for example ``rollout worker 3 (pid 123)``.
@@ -131,7 +142,13 @@ type Rollout = Trajectory | TrajectoryHandle
 
 
 class FailureText(msgspec.Struct, frozen=True):
-    """An exception as text: its type's name, its message, its formatted traceback."""
+    """An exception as text.
+
+    Args:
+        kind: its type's name, ``module.Type``.
+        message: its text.
+        traceback: its formatted traceback.
+    """
 
     kind: str
     message: str
@@ -144,6 +161,15 @@ class TrajectoryGroup:
     Made from trajectories, handles, exceptions, or awaitables of the first two. With awaitables it must be
     awaited (:func:`art.gather_trajectory_groups` does); they then run concurrently, and what they raise is
     kept in ``exceptions``.
+
+    Args:
+        trajectories: the rollouts. Afterwards the attribute of this name holds those that did not fail.
+        exceptions: failures from elsewhere, to be kept with those of the rollouts.
+        metadata: small values to keep beside the group.
+        metrics: numbers to keep beside the group.
+
+    Raises:
+        ArtError: something else than a rollout or an exception was given.
     """
 
     def __init__(
@@ -187,7 +213,11 @@ class TrajectoryGroup:
         return self.resolve().__await__()
 
     async def resolve(self) -> "TrajectoryGroup":
-        """Runs what is pending concurrently and returns itself. A cancellation cancels the rollouts."""
+        """Runs what is pending concurrently and returns itself. A cancellation cancels the rollouts.
+
+        Raises:
+            ArtError: a rollout returned something else than a trajectory or a handle to one.
+        """
         pending, self._pending = self._pending, []
         for result in await asyncio.gather(*pending, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(

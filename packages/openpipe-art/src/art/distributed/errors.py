@@ -66,7 +66,7 @@ class RemoteError(RuntimeFailure):
 
 
 class CloseError(RuntimeFailure, ExceptionGroup[Exception]):
-    """Closing went on to its end; these parts failed on the way."""
+    """Closing went on to its end; parts failed on the way: an ``ExceptionGroup`` of what they raised."""
 
     def __str__(self) -> str:
         return f"{self.message}: " + "; ".join(str(error) for error in self.exceptions)

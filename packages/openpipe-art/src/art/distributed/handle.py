@@ -47,14 +47,10 @@ _GRACE_S = 2.0
 
 
 class ActorHandle:
-    """One actor process; made by :meth:`ArtRuntime.spawn_actor`.
+    """One actor process. Made by :meth:`art.distributed.ArtRuntime.spawn_actor`.
 
-    Args:
-        name: its role, for example ``rollout worker 3``.
-        cls: the service's class; its annotations decode the replies.
-        host: index of the host it is on.
-        host_end: says how the host's worker process ended ("was killed by SIGKILL"); ``None`` while it
-            runs or where it is not known.
+    ``name`` is its role, ``host`` the index of the host it is on, ``pid`` and ``hostname`` say where it runs,
+    and ``died`` is the :class:`ActorDied` once its process ended.
     """
 
     def __init__(
@@ -94,7 +90,7 @@ class ActorHandle:
         return self.died is None
 
     def attach(self, actor: Any, proc_mesh: Any) -> None:
-        """Gives the handle its Monarch actor and process mesh."""
+        """Gives the handle its Monarch ``actor`` and ``proc_mesh``. For the runtime."""
         self._actor, self._proc_mesh = actor, proc_mesh
 
     def peer_reference(self) -> PeerReference:
@@ -106,10 +102,16 @@ class ActorHandle:
         )
 
     async def started(self, reference: bytes, deadline_s: float) -> None:
-        """Starts the service and begins to watch its process.
+        """Starts the service and begins to watch its process. For the runtime.
+
+        Args:
+            reference: the service's class and arguments, encoded.
+            deadline_s: seconds until its object is made.
 
         Raises:
-            RemoteError, ActorDied, ActorTimeout: it did not start.
+            RemoteError: the import or the constructor raised.
+            ActorDied: the process ended.
+            ActorTimeout: it was not started in time.
         """
         from art.distributed.actor import Greeting
 
@@ -188,7 +190,7 @@ class ActorHandle:
         Raises:
             RemoteError: the method raised.
             ActorDied: the process ended before the answer.
-            ActorTimeout: no answer within ``deadline_s``.
+            ActorTimeout: no answer in time.
             ServiceError: no such method, or an argument cannot be sent.
         """
         signature = method_signature(self._cls, method)
@@ -206,7 +208,10 @@ class ActorHandle:
             deadline_s: how long to wait for each item, in seconds.
 
         Raises:
-            RemoteError, ActorDied, ActorTimeout: as :meth:`call`.
+            RemoteError: the generator raised.
+            ActorDied: the process ended.
+            ActorTimeout: an item did not come in time.
+            ServiceError: no such method, or an argument cannot be sent.
         """
         signature = method_signature(self._cls, method)
         call = Call(next(self._ids), method, encode(list(arguments)))
@@ -285,9 +290,13 @@ class ActorHandle:
         return self.died
 
     async def stop(self, deadline_s: float = 10.0) -> None:
-        """Closes the service and ends the process.
+        """Closes the service and ends the process. A second call does nothing.
+
+        Args:
+            deadline_s: seconds for the service's ``close``; the process is killed after that.
 
         Raises:
+            ActorDied: the process ended while its service was being closed.
             RemoteError: the service's ``close`` raised; the process has ended all the same.
             ActorTimeout: it did not close in time; the process is ended, too.
         """
@@ -313,12 +322,12 @@ class ActorHandle:
         self.release("stopped")
 
     async def discard(self) -> None:
-        """Ends the process of an actor that did not start."""
+        """Ends the process of an actor that did not start. For the runtime."""
         self._stopping = True
         await self._end_process()
 
     def release(self, cause: str) -> None:
-        """Marks the actor as ended and gives back what the watch holds."""
+        """Marks the actor as ended by ``cause`` and gives back what the watch holds. For the runtime."""
         self._stopping = True
         monarch_setup.forget(self._monarch_name)
         self._die(cause)

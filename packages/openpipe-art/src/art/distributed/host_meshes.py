@@ -69,7 +69,11 @@ class HostConnection:
 
 
 class HostMeshes:
-    """All hosts of one run, with the run itself; the object behind ``ArtLaunchContext.host_mesh``."""
+    """All hosts of one run, with the run itself; the object behind ``ArtLaunchContext.host_mesh``.
+
+    Made by :meth:`start_local` or a launcher. ``run`` is the run, ``hosts`` are its hosts in node order,
+    ``python_path`` the folders that actors import from.
+    """
 
     def __init__(self, run: Run, hosts: Sequence[HostConnection], python_path: tuple[str, ...] = ()) -> None:
         self.run = run
@@ -96,6 +100,12 @@ class HostMeshes:
     ) -> "HostMeshes":
         """Starts a run on this machine: its custodian, then one worker on loopback, and attaches to it.
 
+        Args:
+            port: of the worker; 0 selects a fresh one.
+            python_path: folders that actors import from, besides what this Python has installed.
+            startup_timeout_s: seconds until the worker must be attached.
+            announce: told of each earlier run that ended without closing, after cleaning up behind it.
+
         Raises:
             StartupError: a part did not come up; nothing is left behind.
         """
@@ -121,6 +131,9 @@ class HostMeshes:
 
     async def close(self, deadline_s: float = _SHUTDOWN_S) -> None:
         """Shuts all hosts down together, then closes the run. A second call does nothing.
+
+        Args:
+            deadline_s: seconds that each host may take; owned workers are killed after that.
 
         Raises:
             CloseError: parts that failed; the others were closed.

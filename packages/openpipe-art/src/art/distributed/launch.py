@@ -39,7 +39,8 @@ class ArtLaunchContext(msgspec.Struct, frozen=True):
             gpus_per_host: GPUs of each host, used by index.
             startup_timeout_s: limit for bringing up the workers, in seconds.
             rpc_timeout_s: limit for one control message, in seconds.
-            nccl_transport, nixl_transport: what crosses hosts.
+            nccl_transport: required as soon as a GPU workload spans hosts.
+            nixl_transport: required as soon as expert parallelism spans hosts.
 
         Raises:
             SpecError: a value has the wrong type or is out of range.

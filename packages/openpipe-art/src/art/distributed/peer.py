@@ -31,7 +31,8 @@ class PeerReference(msgspec.Struct, frozen=True, tag="peer"):
 
     Args:
         role: for errors, for example ``model service policy (pid 123)``.
-        module, qualname: the class of its service; the annotations there decode replies.
+        module: of the class of its service; the annotations there decode replies.
+        qualname: of the class in its module.
         actor: Monarch's reference, pickled. Only ever sent between processes of one run.
     """
 
@@ -87,29 +88,55 @@ class Peer:
 
 
 class PeerRecordOwner:
-    """An :class:`art_dataplane.store.RecordOwner` in another process.
+    """An :class:`art_dataplane.RecordOwner` in another process.
 
     The service there offers ``fetch``, ``drop`` and ``stats`` with the protocol's annotations.
+
+    Args:
+        peer: the way to the service.
+        deadline_s: seconds that ``drop`` and ``stats``, which take no deadline, wait.
     """
 
     def __init__(self, peer: "Peer | ActorHandle", deadline_s: float) -> None:
-        """Calls ``peer``; ``drop`` and ``stats``, which take no deadline, wait ``deadline_s`` seconds."""
         self._peer = peer
         self._deadline_s = deadline_s
 
     async def fetch(self, refs: Sequence[TrajectoryRef], lease: Lease, deadline_s: float) -> Location:
-        """As the protocol's; what the owner raised comes as :class:`RemoteError`."""
+        """Where the records' MessagePack is; see :meth:`art_dataplane.RecordOwner.fetch`.
+
+        Args:
+            refs: of records held there.
+            lease: the queue's, on all of them.
+            deadline_s: seconds to wait for the answer.
+
+        Raises:
+            RemoteError: the owner raised; its error's type and text are there.
+            ActorDied: the owner's process ended.
+            ActorTimeout: no answer in time.
+        """
         location: Location = await self._peer.call(
             "fetch", list(refs), lease, deadline_s, deadline_s=deadline_s
         )
         return location
 
     async def drop(self, refs: Sequence[TrajectoryRef]) -> int:
-        """As the protocol's."""
+        """Forgets the records of ``refs`` there; returns how many were held.
+
+        Raises:
+            RemoteError: the owner raised.
+            ActorDied: the owner's process ended.
+            ActorTimeout: no answer in time.
+        """
         count: int = await self._peer.call("drop", list(refs), deadline_s=self._deadline_s)
         return count
 
     async def stats(self) -> StoreStats:
-        """As the protocol's."""
+        """What is held there now.
+
+        Raises:
+            RemoteError: the owner raised.
+            ActorDied: the owner's process ended.
+            ActorTimeout: no answer in time.
+        """
         stats: StoreStats = await self._peer.call("stats", deadline_s=self._deadline_s)
         return stats

@@ -42,7 +42,13 @@ class StartProgress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class ServiceEndpoint(msgspec.Struct, frozen=True, tag="endpoint"):
-    """Where a service is, for an OpenAI client. ``model_name`` serves the policy once a version is active."""
+    """Where a service is, for an OpenAI client.
+
+    Args:
+        base_url: ``http://HOST:PORT/v1``.
+        api_key: what requests must carry.
+        model_name: what requests for the policy name, once a version is active.
+    """
 
     base_url: str
     api_key: str
@@ -114,13 +120,10 @@ class ModelServiceHost:
 
 
 class RunningModelService:
-    """The controller's end of a model service; made by :meth:`ArtRuntime.start_model_service`.
+    """The controller's end of a model service.
 
-    Args:
-        name: the service's, as the user gave it.
-        handle: the actor that holds the :class:`ModelServiceHost`.
-        endpoint: where it serves.
-        rpc_timeout_s: for messages that take no time of their own.
+    Made by :meth:`art.distributed.ArtRuntime.start_model_service`. ``name`` is the service's, as the user
+    gave it, ``handle`` the actor that owns it, and ``endpoint`` says where it serves.
     """
 
     def __init__(

@@ -28,7 +28,14 @@ PUBLISH = "publish"
 
 
 class LoadedModel(msgspec.Struct, frozen=True):
-    """What a rank loaded: parameters, bytes of memory that the process uses, seconds."""
+    """What a rank loaded.
+
+    Args:
+        base_parameters: parameters of the frozen model.
+        trained_parameters: parameters of the adapter.
+        resident_bytes: most bytes that the process has had resident so far.
+        duration_s: seconds that loading took.
+    """
 
     base_parameters: int
     trained_parameters: int
@@ -95,11 +102,11 @@ class TrainerService:
         self._rank = TrainerRank(spec, mapper=ShmBatchMapper(), sinks={PUBLISH: self._sink})
 
     async def load(self, deadline_s: float) -> LoadedModel:
-        """Loads the model; see :meth:`TrainerRank.load`."""
+        """Loads the model; see :meth:`art_trainer.rank.TrainerRank.load`."""
         return msgspec.convert(await self._rank.load(deadline_s), LoadedModel, from_attributes=True)
 
     async def start_run(self, run: TrainingRunSpec, deadline_s: float) -> int:
-        """Starts a run; see :meth:`TrainerRank.start_run`."""
+        """Starts a run; see :meth:`art_trainer.rank.TrainerRank.start_run`."""
         return await self._rank.start_run(run, deadline_s)
 
     async def connect(self, service: PeerReference, activation_deadline_s: float) -> None:
@@ -107,7 +114,7 @@ class TrainerService:
         self._sink.connect(Peer(service), activation_deadline_s)
 
     async def publish_current(self, deadline_s: float) -> SnapshotManifest:
-        """Publishes the weights as they are; see :meth:`TrainerRank.publish_current`."""
+        """Publishes the weights as they are; see :meth:`art_trainer.rank.TrainerRank.publish_current`."""
         return await self._rank.publish_current(deadline_s)
 
     async def run(self, job: RlTrainJob) -> AsyncIterator[TrainerEvent]:
@@ -116,7 +123,7 @@ class TrainerService:
             yield event
 
     async def wait_sink(self, name: str, version: int, deadline_s: float) -> Receipt:
-        """Waits for a sink; see :meth:`TrainerRank.wait_sink`."""
+        """Waits for a sink; see :meth:`art_trainer.rank.TrainerRank.wait_sink`."""
         return await self._rank.wait_sink(name, version, deadline_s)
 
     async def wait_published(self, version: int, deadline_s: float) -> ActivationReport:
@@ -133,11 +140,10 @@ class TrainerService:
 
 
 class MegatronTrainer:
-    """The controller's end of a warm trainer; made by :meth:`ArtRuntime.start_trainer`.
+    """The controller's end of a warm trainer. Made by :meth:`art.distributed.ArtRuntime.start_trainer`.
 
-    Args:
-        handle: the actor that holds the :class:`TrainerService`.
-        rpc_timeout_s: for messages that take no time of their own.
+    ``handle`` is the actor that holds the rank. Every method raises :class:`art.distributed.RuntimeFailure`
+    when the rank refuses, dies or is too slow.
     """
 
     def __init__(self, handle: ActorHandle, rpc_timeout_s: float) -> None:
@@ -148,32 +154,60 @@ class MegatronTrainer:
         """Loads the model and its weights.
 
         Raises:
-            RuntimeFailure: the rank refused, died or was too slow.
+            RuntimeFailure: the rank refused, died, or took more than ``deadline_s`` seconds.
         """
         report: LoadedModel = await self._call("load", deadline_s)
         return report
 
     async def start_run(self, run: TrainingRunSpec, deadline_s: float) -> int:
-        """Starts a run, fresh or resumed, and returns the policy version it is at."""
+        """Starts ``run``, fresh or resumed, and returns the policy version it is at.
+
+        Raises:
+            RuntimeFailure: the rank refused, died, or took more than ``deadline_s`` seconds.
+        """
         version: int = await self._call("start_run", deadline_s, run)
         return version
 
     async def connect(self, service: PeerReference, activation_deadline_s: float) -> None:
-        """Names the model service that the rank publishes to."""
+        """Names the model service that the rank publishes to.
+
+        Args:
+            service: the way to the model service.
+            activation_deadline_s: seconds that each activation may take.
+
+        Raises:
+            RuntimeFailure: the rank died or does not answer.
+        """
         await self.handle.call("connect", service, activation_deadline_s, deadline_s=self._rpc_timeout_s)
 
     async def publish_current(self, deadline_s: float) -> SnapshotManifest:
-        """Publishes the weights as they are."""
+        """Publishes the weights as they are, and returns what describes them.
+
+        Raises:
+            RuntimeFailure: the rank refused, died, or took more than ``deadline_s`` seconds.
+        """
         manifest: SnapshotManifest = await self._call("publish_current", deadline_s)
         return manifest
 
     async def run(self, job: RlTrainJob, *, event_timeout_s: float) -> AsyncIterator[TrainerEvent]:
-        """Runs one job and yields its events; each must come within ``event_timeout_s`` of the one before."""
+        """Runs ``job`` and yields its events.
+
+        Args:
+            job: one optimizer step.
+            event_timeout_s: seconds within which each event must come after the one before.
+
+        Raises:
+            RuntimeFailure: the rank died, or an event did not come in time.
+        """
         async for event in self.handle.stream("run", job, deadline_s=event_timeout_s):
             yield event
 
     async def step(self, job: RlTrainJob, *, event_timeout_s: float) -> tuple[Completed, int]:
-        """Runs one job to its end; returns its last event and the bytes of the snapshot that it made.
+        """Runs ``job`` to its end; returns its last event and the bytes of the snapshot that it made.
+
+        Args:
+            job: one optimizer step.
+            event_timeout_s: seconds within which each event must come after the one before.
 
         Raises:
             RuntimeFailure: the job failed or was cancelled, with the rank's reason.
@@ -192,6 +226,11 @@ class MegatronTrainer:
     async def wait_sink(self, name: str, version: int, deadline_s: float) -> Receipt:
         """Waits until a sink is done with a version.
 
+        Args:
+            name: of the sink.
+            version: the policy version.
+            deadline_s: seconds to wait.
+
         Raises:
             RuntimeFailure: the sink failed, with its cause, or did not end in time.
         """
@@ -199,7 +238,7 @@ class MegatronTrainer:
         return receipt
 
     async def wait_published(self, version: int, deadline_s: float) -> ActivationReport:
-        """Waits until the model service runs a version and returns how that went.
+        """Waits up to ``deadline_s`` seconds until the model service runs ``version``; returns how that went.
 
         Raises:
             RuntimeFailure: it could not be activated, with the cause, or not in time.
