@@ -33,12 +33,30 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
-def make_llama(tmp_path_factory):
-    """Writes a random Llama with grouped-query attention in Hugging Face's layout; returns the folder."""
+FAMILIES = ("llama", "qwen3")
+SHAPES = {
+    "tied": {},
+    "untied": {"tied": False, "seed": 1},
+    "llama3 rope": {"rope": LLAMA3_ROPE, "seed": 2},
+    "one kv head": {"num_key_value_heads": 1, "seed": 3},
+    "a kv head each": {"num_key_value_heads": 6, "seed": 5},
+    "heads as wide as hidden": {"head_dim": 6, "seed": 6},
+    "sharded": {"tied": False, "seed": 4, "shard": "20KB"},
+}
+"""Changes to the tiny model, whose heads together are wider than its hidden size."""
 
-    def make(tied=True, rope=None, seed=0, shard="1GB", **changes):
-        from transformers import LlamaConfig, LlamaForCausalLM
+
+@pytest.fixture(scope="session")
+def llama3_rope():
+    return LLAMA3_ROPE
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory):
+    """Writes a random model with grouped-query attention in Hugging Face's layout; returns the folder."""
+
+    def make(family, tied=True, rope=None, seed=0, shard="1GB", **changes):
+        import transformers
 
         settings = {
             "hidden_size": 36,
@@ -53,13 +71,15 @@ def make_llama(tmp_path_factory):
             "tie_word_embeddings": tied,
             **changes,
         }
-        config = LlamaConfig(**settings, **({"rope_parameters": rope} if rope else {}))
+        name = {"llama": "Llama", "qwen3": "Qwen3"}[family]
+        config_class = getattr(transformers, f"{name}Config")
+        config = config_class(**settings, **({"rope_parameters": rope} if rope else {}))
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
+        for parameter_name, parameter in model.named_parameters():
+            if "norm" in parameter_name:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
-        folder = tmp_path_factory.mktemp("llama")
+        folder = tmp_path_factory.mktemp(family)
         model.save_pretrained(folder, max_shard_size=shard)
         return str(folder)
 
@@ -67,8 +87,26 @@ def make_llama(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def tiny_llama(make_llama):
-    return make_llama()
+def tiny_llama(make_model):
+    """For what does not depend on the family."""
+    return make_model("llama")
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def tiny_model(family, make_model, tiny_llama):
+    """One tiny model of every family."""
+    return tiny_llama if family == "llama" else make_model(family)
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def shaped_model(request, family, make_model):
+    """Every family in every shape."""
+    return make_model(family, **SHAPES[request.param])
 
 
 @dataclass(frozen=True)
@@ -181,6 +219,16 @@ def pack_forest():
         return _arrays(tokens, positions, ends, [losses[key] for key in order])
 
     return pack
+
+
+@pytest.fixture(params=["one sequence a row", "packed chains", "forest"])
+def rows(request, pack_chains, pack_forest):
+    """Completions to rows, in each of the three layouts."""
+    return {
+        "one sequence a row": lambda items: [pack_chains([item]) for item in items],
+        "packed chains": lambda items: [pack_chains(items)],
+        "forest": lambda items: [pack_forest(items)],
+    }[request.param]
 
 
 class Reference:

@@ -64,9 +64,11 @@ def groups():
 
 
 @pytest.mark.parametrize("row_length", [256, 40])
-async def test_a_packed_step_equals_the_sum_over_trajectories(groups, runtime, reference, row_length):
+async def test_a_packed_step_equals_the_sum_over_trajectories(
+    tiny_model, groups, runtime, reference, row_length
+):
     run_id = f"test-{uuid.uuid4().hex[:8]}"
-    spec = runtime(lora=LORA, packed_sequence_length=row_length)
+    spec = runtime(model_path=tiny_model, lora=LORA, packed_sequence_length=row_length)
     with ShmSegmentStore(run_id, 1 << 22) as store:
         request = PackingRequest(
             Selection((), Lease("l", 1, "test", 60.0)),

@@ -21,47 +21,21 @@ def relative(mine, theirs):
     return difference / math.sqrt(sum(float(theirs[n].double().square().sum()) for n in theirs))
 
 
-@pytest.fixture(params=["tied", "untied", "llama3 rope", "one kv head", "sharded"], scope="module")
-def model_path(request, make_llama):
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    }
-    return {
-        "tied": lambda: make_llama(),
-        "untied": lambda: make_llama(tied=False, seed=1),
-        "llama3 rope": lambda: make_llama(rope=rope, seed=2),
-        "one kv head": lambda: make_llama(num_key_value_heads=1, seed=3),
-        "sharded": lambda: make_llama(tied=False, seed=4, shard="20KB"),
-    }[request.param]()
-
-
-@pytest.fixture(params=["one sequence a row", "packed chains", "forest"])
-def rows(request, pack_chains, pack_forest):
-    return {
-        "one sequence a row": lambda items: [pack_chains([item]) for item in items],
-        "packed chains": lambda items: [pack_chains(items)],
-        "forest": lambda items: [pack_forest(items)],
-    }[request.param]
-
-
 def test_logprobs_and_gradients_equal_transformers_and_peft(
-    model_path, rows, completions, reference, random_adapter
+    shaped_model, rows, completions, reference, random_adapter
 ):
     items = completions()
-    adapter = random_adapter(model_path, LORA)
-    theirs = reference(model_path, LORA, adapter)
+    adapter = random_adapter(shaped_model, LORA)
+    theirs = reference(shaped_model, LORA, adapter)
     gradients = theirs.gradients(items)
     expected = torch.cat([theirs.logprobs(item) for item in items]).detach()
 
-    probes = [probe_row(model_path, row, lora=LORA, adapter=adapter) for row in rows(items)]
+    probes = [probe_row(shaped_model, row, lora=LORA, adapter=adapter) for row in rows(items)]
     logprobs = torch.cat([probe.logprobs for probe in probes])
     assert relative({"": logprobs}, {"": expected}) < TOLERANCE
     # Each probe normalizes by its own row's weights; the batch's loss is their mean.
+    loss = sum(probe.loss for probe in probes) / len(probes)
+    assert loss == pytest.approx(float(theirs.loss(items).detach()), rel=TOLERANCE)
     mine = {name: sum(probe.gradients[name] for probe in probes) / len(probes) for name in gradients}
     assert relative(mine, gradients) < TOLERANCE
     for name in gradients:
@@ -78,51 +52,51 @@ def test_a_forest_computes_fewer_tokens_for_the_same_result(completions, pack_ch
 @pytest.mark.parametrize(
     "targets", [("q_proj", "v_proj"), ("k_proj",), ("up_proj", "o_proj"), ("down_proj",)]
 )
-def test_any_choice_of_targets(tiny_llama, pack_forest, completions, reference, random_adapter, targets):
+def test_any_choice_of_targets(tiny_model, pack_forest, completions, reference, random_adapter, targets):
     lora = LoraSpec(rank=2, alpha=6, target_modules=targets)
     items = completions(seed=3)
-    adapter = random_adapter(tiny_llama, lora)
-    gradients = reference(tiny_llama, lora, adapter).gradients(items)
-    mine = probe_row(tiny_llama, pack_forest(items), lora=lora, adapter=adapter).gradients
+    adapter = random_adapter(tiny_model, lora)
+    gradients = reference(tiny_model, lora, adapter).gradients(items)
+    mine = probe_row(tiny_model, pack_forest(items), lora=lora, adapter=adapter).gradients
     assert set(mine) == set(gradients)
     assert relative(mine, gradients) < TOLERANCE
 
 
-def test_clipped_entries_stop_contributing(tiny_llama, pack_forest, completions, reference, random_adapter):
+def test_clipped_entries_stop_contributing(tiny_model, pack_forest, completions, reference, random_adapter):
     items = completions(seed=5)
-    adapter = random_adapter(tiny_llama, LORA)
+    adapter = random_adapter(tiny_model, LORA)
     tight = {"clip_low": 0.05, "clip_high": 0.4}
-    theirs = reference(tiny_llama, LORA, adapter)
-    mine = probe_row(tiny_llama, pack_forest(items), lora=LORA, adapter=adapter, **tight)
+    theirs = reference(tiny_model, LORA, adapter)
+    mine = probe_row(tiny_model, pack_forest(items), lora=LORA, adapter=adapter, **tight)
     assert mine.loss == pytest.approx(float(theirs.loss(items, **tight).detach()), rel=1e-5)
     assert relative(mine.gradients, theirs.gradients(items, **tight)) < TOLERANCE
-    loose = probe_row(tiny_llama, pack_forest(items), lora=LORA, adapter=adapter, clip_low=1.0, clip_high=1e6)
+    loose = probe_row(tiny_model, pack_forest(items), lora=LORA, adapter=adapter, clip_low=1.0, clip_high=1e6)
     assert relative(loose.gradients, mine.gradients) > 0.1
 
 
-def test_version_0_is_the_base_model(tiny_llama, pack_forest, completions):
+def test_version_0_is_the_base_model(tiny_model, pack_forest, completions):
     from transformers import AutoModelForCausalLM
 
     items = completions()
-    base = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     expected = []
     for item in items:
         text = torch.tensor([item.prompt + item.tokens[:-1]])
         logits = base(text).logits[0, len(item.prompt) - 1 :] / item.temperature
         expected.append(torch.log_softmax(logits, -1).gather(1, torch.tensor(item.tokens)[:, None])[:, 0])
-    probe = probe_row(tiny_llama, pack_forest(items), lora=LORA)
+    probe = probe_row(tiny_model, pack_forest(items), lora=LORA)
     assert relative({"": probe.logprobs}, {"": torch.cat(expected).detach()}) < TOLERANCE
     assert all(not tensor.any() for name, tensor in probe.gradients.items() if "lora_A" in name)
     assert any(tensor.any() for name, tensor in probe.gradients.items() if "lora_B" in name)
 
 
-def test_base_weights_come_back_under_their_names(model_path):
+def test_base_weights_come_back_under_their_names(shaped_model):
     from safetensors.torch import load_file
 
     from art_trainer.weights import export_weights, weight_files
 
-    description = describe_model(read_config(model_path))
-    model = TrainableModel(description, torch.float32, LORA, model_path)
+    description = describe_model(read_config(shaped_model))
+    model = TrainableModel(description, torch.float32, LORA, shaped_model)
     names = {name.replace(".base.", "."): p for name, p in model.module.named_parameters()}
 
     class Bare:
@@ -133,26 +107,26 @@ def test_base_weights_come_back_under_their_names(model_path):
 
     exported = export_weights(Bare(), description.weights)
     stored = {}
-    for file in weight_files(model_path):
+    for file in weight_files(shaped_model):
         stored |= load_file(file)
     assert set(exported) == set(stored)
     assert all(torch.equal(exported[name], tensor) for name, tensor in stored.items())
 
 
-def test_frozen_weights_get_no_gradient(tiny_llama):
-    model = TrainableModel(describe_model(read_config(tiny_llama)), torch.float32, LORA, tiny_llama)
+def test_frozen_weights_get_no_gradient(tiny_model):
+    model = TrainableModel(describe_model(read_config(tiny_model)), torch.float32, LORA, tiny_model)
     trained = {name for name, parameter in model.module.named_parameters() if parameter.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
 
 
-def test_bfloat16_stays_near_float32(tiny_llama, pack_forest, completions):
+def test_bfloat16_stays_near_float32(tiny_model, pack_forest, completions):
     from art_trainer.logprobs import row_logprobs
     from art_trainer.rows import make_row
 
     row = make_row(pack_forest(completions()))
-    exact = probe_row(tiny_llama, pack_forest(completions()), lora=LORA).logprobs
-    model = TrainableModel(describe_model(read_config(tiny_llama)), torch.bfloat16, LORA, tiny_llama)
+    exact = probe_row(tiny_model, pack_forest(completions()), lora=LORA).logprobs
+    model = TrainableModel(describe_model(read_config(tiny_model)), torch.bfloat16, LORA, tiny_model)
     model.adapter.reset(0)
     logprobs, _ = row_logprobs(model, row)
     logprobs.sum().backward()
@@ -162,15 +136,15 @@ def test_bfloat16_stays_near_float32(tiny_llama, pack_forest, completions):
     assert float((logprobs.detach() - exact).abs().mean()) < 0.15
 
 
-def test_unknown_targets_are_refused(tiny_llama):
+def test_unknown_targets_are_refused(tiny_model):
     with pytest.raises(SpecError, match="names lm_head; this model has q_proj"):
-        probe_row(tiny_llama, {}, lora=LoraSpec(target_modules=("q_proj", "lm_head")))
+        probe_row(tiny_model, {}, lora=LoraSpec(target_modules=("q_proj", "lm_head")))
 
 
-def test_the_adapter_config_is_read_by_peft(tiny_llama, tmp_path):
+def test_the_adapter_config_is_read_by_peft(tiny_model, tmp_path):
     from peft import LoraConfig
 
-    model = TrainableModel(describe_model(read_config(tiny_llama)), torch.float32, LORA, tiny_llama)
+    model = TrainableModel(describe_model(read_config(tiny_model)), torch.float32, LORA, tiny_model)
     (tmp_path / "adapter_config.json").write_text(model.adapter.peft_config("some/base"))
     config = LoraConfig.from_pretrained(str(tmp_path))
     assert (config.r, config.lora_alpha, config.base_model_name_or_path) == (4, 8, "some/base")

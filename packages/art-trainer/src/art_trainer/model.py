@@ -88,7 +88,9 @@ def _build(description: ModelDescription, dtype: torch.dtype) -> torch.nn.Module
     config = TransformerConfig(
         **description.options, **platform.CPU_MODEL_OPTIONS, params_dtype=dtype, use_te_activation_func=True
     )
-    block = TransformerBlockSubmodules(layer_specs=[_layer_spec()] * config.num_layers, layer_norm=RMSNorm)
+    block = TransformerBlockSubmodules(
+        layer_specs=[_layer_spec(config.qk_layernorm)] * config.num_layers, layer_norm=RMSNorm
+    )
     model: torch.nn.Module = GPTModel(
         config,
         block,
@@ -101,20 +103,25 @@ def _build(description: ModelDescription, dtype: torch.dtype) -> torch.nn.Module
     return model
 
 
-def _layer_spec() -> ModuleSpec:
+def _layer_spec(query_key_norm: bool) -> ModuleSpec:
     """Megatron's local layer with its parallel linear layers and everything in between replaced."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+    head_norm = RMSNorm if query_key_norm else None
     layer = spec.submodules
     linears = layer.mlp.keywords["submodules"]
     mlp = MLPSubmodules(linears.linear_fc1, linears.linear_fc2, activation_func=SwiGLU)
     attention = layer.self_attention
+    inner = dataclasses.replace(
+        attention.submodules,
+        core_attention=ForestAttention,
+        q_layernorm=head_norm,
+        k_layernorm=head_norm,
+    )
     layer = dataclasses.replace(
         layer,
         input_layernorm=RMSNorm,
         pre_mlp_layernorm=RMSNorm,
-        self_attention=dataclasses.replace(
-            attention, submodules=dataclasses.replace(attention.submodules, core_attention=ForestAttention)
-        ),
+        self_attention=dataclasses.replace(attention, submodules=inner),
         mlp=functools.partial(MLP.as_mlp_submodule, submodules=mlp),
     )
     return dataclasses.replace(spec, submodules=layer)

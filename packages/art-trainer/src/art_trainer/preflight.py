@@ -71,6 +71,8 @@ def estimate_memory(spec: TrainerRuntimeSpec, description: ModelDescription) -> 
     # Two residual sums and two norms; rotated queries, keys, values and the output twice; gate, up and
     # product.
     per_token = 4 * hidden + 3 * queries + 2 * keys + 3 * inner
+    if options["qk_layernorm"]:  # queries and keys as they were before; the keys' view keeps the fused output
+        per_token += 2 * queries + 2 * keys
     activations = int(_SLACK * layers * per_token * spec.packed_sequence_length * item)
     elements = sum(_elements(file) for file in weight_files(spec.model_path))
     return MemoryEstimate(elements * item, activations, _WORKING_BYTES)

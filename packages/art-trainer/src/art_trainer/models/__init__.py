@@ -7,9 +7,10 @@ from typing import Any
 
 from art_trainer.errors import ModelLoadError, UnsupportedModelError
 from art_trainer.models.base import ModelDescription, ModelFamily
-from art_trainer.models.llama3 import Llama3
+from art_trainer.models.llama3 import LLAMA3
+from art_trainer.models.qwen3 import QWEN3
 
-FAMILIES: tuple[ModelFamily, ...] = (Llama3(),)
+FAMILIES: tuple[ModelFamily, ...] = (LLAMA3, QWEN3)
 """Every family that can be trained."""
 
 __all__ = ["FAMILIES", "ModelDescription", "ModelFamily", "describe_model", "read_config"]

@@ -1,4 +1,9 @@
-"""What a model family tells the trainer: everything that differs between architectures, as data."""
+"""What a model family tells the trainer: everything that differs between architectures, as data.
+
+A new family is a file in this folder and an entry in ``FAMILIES``. A dense one says in a
+:class:`art_trainer.models.dense.DenseFamily` how it differs from the others; another kind implements
+:class:`ModelFamily` itself.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
