@@ -2,5 +2,5 @@
 
 The parts are ordinary programs over ART's public interface, to be read and copied: :mod:`art.demo.model`
 fetches the model, :mod:`art.demo.task` is the task, :mod:`art.demo.yes_no_maybe.train` the program, and
-:mod:`art.demo.report` what it prints and keeps.
+:class:`art.reporting.RunReport` what it prints and keeps.
 """

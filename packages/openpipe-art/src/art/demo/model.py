@@ -96,6 +96,29 @@ async def ensure_smollm2(
     return entry
 
 
+async def ensure_vllm(*, progress: Callable[[str], None] | None = None, deadline_s: float = 1800.0) -> Path:
+    """Returns the folder of vLLM's environment, which is built first if it is not in the cache.
+
+    Args:
+        progress: is called with a line for the user now and then.
+        deadline_s: seconds for everything, waiting for another process included.
+
+    Raises:
+        art_serving.EnvironmentBuildError: it could not be built, or the deadline passed.
+    """
+    from art_serving import vllm_environment
+    from art_serving.environment import BuildProgress
+
+    say = progress or _silent
+
+    def line(building: BuildProgress) -> None:
+        if building.phase != "reuse":
+            say(building.text)
+
+    environment = await vllm_environment(deadline_s=deadline_s, progress=line)
+    return environment.path
+
+
 def read_manifest(folder: Path) -> ModelManifest:
     """The manifest of a model folder.
 

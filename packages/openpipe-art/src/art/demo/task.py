@@ -4,10 +4,13 @@ Nothing in a prompt says which word is best, so only the reward can teach it. Wh
 held-out prompts share no wording, and equal seeds give equal scenarios in equal order.
 """
 
+import collections
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
+
+import art
 
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
 CLOSING = ".,;:!?"
@@ -62,6 +65,11 @@ def prompts(wordings: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
+def all_prompts() -> tuple[str, ...]:
+    """What a run may ask, while it trains and while it evaluates."""
+    return prompts(TRAINING_WORDINGS + HELD_OUT_WORDINGS)
+
+
 def scenario_groups(wordings: tuple[str, ...], *, samples: int, seed: int) -> Iterator[tuple[Scenario, ...]]:
     """Endless groups of `samples` scenarios with one prompt; all prompts come once before one comes again."""
     generator = random.Random(seed)
@@ -81,3 +89,9 @@ def reward(answer: str) -> float:
     """The worth of an answer: that of its word, or 0."""
     found = word(answer)
     return 0.0 if found is None else REWARDS[found]
+
+
+def summary(groups: Sequence[art.TrajectoryGroup]) -> str:
+    """How often each word was said: `yes 3  no 1  maybe 0  other 60`."""
+    said = collections.Counter(word(str(item.metadata["answer"])) for group in groups for item in group)
+    return "  ".join([*(f"{name} {said[name]:<2}" for name in REWARDS), f"other {said[None]}"])

@@ -30,6 +30,9 @@ from art_dataplane import (
     TrajectoryStore,
 )
 
+COMPLETION_TOKENS = "completion_tokens"
+"""The metric that every rollout for training has: how many tokens the model said in it."""
+
 _KEPT_MODELS = 8
 _ROOM_WAIT_S = 600.0
 
@@ -117,7 +120,9 @@ class RolloutWorker:
                 error=RolloutError(failure.kind, failure.message, failure.traceback),
             )
         timing = RolloutTiming(time.monotonic() - started, started_unix_s)
-        record = msgspec.structs.replace(record, timing=timing)
+        said = sum(len(exchange.completion_ids) for exchange in record.exchanges)
+        metrics = {COMPLETION_TOKENS: float(said), **record.metrics}
+        record = msgspec.structs.replace(record, timing=timing, metrics=metrics)
         return handle_of(record, await self._store.put_when_room(record, _ROOM_WAIT_S))
 
     async def _roll_out(self, request: RolloutRequest) -> Any:

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -25,13 +25,27 @@ from art.distributed.rollout_worker import (
     RolloutWorker,
     RolloutWorkerSpec,
 )
-from art.errors import RolloutFailed
+from art.errors import ConfigError, RolloutFailed
 from art.model import TrainableModel
 from art.trajectories import TrajectoryHandle
+from art_dataplane import Lease, TrajectoryRecord, TrajectoryRef, read_records
+from art_dataplane.locations import INLINE_LIMIT
 from art_topology import RuntimeTopology
 
 if TYPE_CHECKING:
     from art.distributed.runtime import ArtRuntime
+
+
+_READING = Lease(lease_id="reading", fence=0, holder="a reader", duration_s=0.0)
+"""Below every fence that a queue grants (:class:`art_dataplane.LeaseTable` starts with 1): a reading never
+makes a lease stale, and is refused once the record is leased."""
+
+
+class RolloutCounts(NamedTuple):
+    """Rollouts since the executor was made; failed ones are done too."""
+
+    started: int
+    done: int
 
 
 class RolloutExecutor:
@@ -60,6 +74,12 @@ class RolloutExecutor:
         self._handles: dict[int, ActorHandle] = {}
         self._starting: dict[int, asyncio.Lock] = {}
         self._running: Counter[int] = Counter()
+        self._started = 0
+
+    @property
+    def counts(self) -> RolloutCounts:
+        """How many rollouts were started, and how many of them are done."""
+        return RolloutCounts(self._started, self._started - self._running.total())
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -111,7 +131,7 @@ class RolloutExecutor:
             raise RuntimeFailure(f"worker {worker} is not in use; set_workers chose {self._workers}")
         request = self._request(function, model, scenario, config, None)
         handle = await self._worker(worker)
-        with _counted(self._running, worker):
+        with self._counted(worker):
             return await self._runtime.failures.guard(self._run_on(handle, request))
 
     async def _run_on(self, handle: ActorHandle, request: RolloutRequest) -> Any:
@@ -140,7 +160,7 @@ class RolloutExecutor:
         """
         request = self._request(function, model, scenario, config, group_id)
         worker = min(self._workers, key=lambda index: (self._running[index], self._workers.index(index)))
-        with _counted(self._running, worker):
+        with self._counted(worker):
             handle = await self._worker(worker)
             failures = self._runtime.failures
             result: TrajectoryHandle = await failures.guard(
@@ -153,6 +173,15 @@ class RolloutExecutor:
                 error.kind, error.message, error.traceback, handle.role
             )
         return result
+
+    @contextmanager
+    def _counted(self, worker: int) -> Iterator[None]:
+        self._started += 1
+        self._running[worker] += 1
+        try:
+            yield
+        finally:
+            self._running[worker] -= 1
 
     def _request(
         self, function: AsyncFunction, model: TrainableModel, scenario: Any, config: Any, group_id: str | None
@@ -207,6 +236,33 @@ class RolloutExecutor:
                 await self._runtime.stop_actor(old)
             self._handles[worker] = await self._spawn(worker)
 
+    async def records(
+        self, handles: Sequence[TrajectoryHandle], *, deadline_s: float
+    ) -> list[TrajectoryRecord]:
+        """Reads records that stay with their workers, in the order of ``handles``.
+
+        It takes no lease and changes nothing: the records can be trained on afterwards. Read them before
+        that: a record that training has leased is refused, and one that was trained on is gone. One of more
+        than 64 KiB can be read on the host of its worker only.
+
+        Raises:
+            ConfigError: a handle has no record.
+            RemoteError: the worker does not hold a record any more, or training has leased it.
+            ActorDied, ActorTimeout: the worker died, or did not answer within ``deadline_s`` seconds.
+            RuntimeFailure: no worker of this executor holds it.
+        """
+        refs = [handle.ref for handle in handles if handle.ref is not None]
+        if len(refs) < len(handles):
+            raise ConfigError(f"{len(handles) - len(refs)} of {len(handles)} handles have no record to read")
+        parts = [part for owner in dict.fromkeys(ref.owner for ref in refs) for part in _parts(refs, owner)]
+        read = await asyncio.gather(*(self._read(part, deadline_s) for part in parts))
+        found = {record.record_id: record for records in read for record in records}
+        return [found[ref.record_id] for ref in refs]
+
+    async def _read(self, refs: list[TrajectoryRef], deadline_s: float) -> list[TrajectoryRecord]:
+        location = await self.record_owner(refs[0].owner).fetch(refs, _READING, deadline_s)
+        return await asyncio.to_thread(read_records, location)
+
     def record_owner(self, owner: str) -> PeerRecordOwner:
         """The worker that holds records under the name ``owner`` (``TrajectoryRef.owner``).
 
@@ -230,10 +286,15 @@ def places(topology: RuntimeTopology) -> tuple[int, ...]:
     )
 
 
-@contextmanager
-def _counted(running: Counter[int], worker: int) -> Iterator[None]:
-    running[worker] += 1
-    try:
-        yield
-    finally:
-        running[worker] -= 1
+def _parts(refs: Sequence[TrajectoryRef], owner: str) -> Iterator[list[TrajectoryRef]]:
+    """References to records of one owner, in parts that travel inline wherever a record is small enough."""
+    part: list[TrajectoryRef] = []
+    byte_count = 0
+    for ref in (ref for ref in refs if ref.owner == owner):
+        if part and byte_count + ref.byte_count > INLINE_LIMIT - 64:
+            yield part
+            part, byte_count = [], 0
+        part.append(ref)
+        byte_count += ref.byte_count
+    if part:
+        yield part

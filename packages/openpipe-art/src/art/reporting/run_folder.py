@@ -8,12 +8,15 @@
     trajectories/NAME-0000.jsonl    the same of the evaluation NAME at policy version 0
     generations/, logs/             of the trainer and the processes
     report.html                     made from all of it
+    .lock                           held by the process that writes, dropped by the kernel when it dies
 
-What always holds: lines are appended whole, and a step's trajectories are on disk before its metrics. A
-writer that was killed can leave an unfinished last line; readers leave it out, writers cut it off before they
-go on.
+What always holds: lines are appended whole; a step's trajectories are on disk before it is trained on, and
+its metrics before the next step begins. A writer that was killed can leave an unfinished last line; readers
+leave it out, writers cut it off before they go on.
 """
 
+import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,9 @@ METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 PHASES = "phases.jsonl"
 TRAJECTORIES = "trajectories"
+GENERATIONS = "generations"
+LOGS = "logs"
+LOCK = ".lock"
 REPORT = "report.html"
 
 
@@ -38,6 +44,10 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
         model_folder: the base model's folder, absolute; the tokenizer is read from it.
         started_unix_s: seconds since 1970, of the first start.
         settings: the program's own, as it was called.
+        model_digest: of the base model's configuration and of the ends of its weight files; hex.
+        finished: the program came to its end; a run that was stopped can be resumed.
+
+    ``model`` and what follows from it are empty until the base model is there.
     """
 
     name: str
@@ -46,6 +56,8 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
     model_folder: str
     started_unix_s: float
     settings: dict[str, Any] = {}
+    model_digest: str = ""
+    finished: bool = False
 
 
 type StepLine = dict[str, float]
@@ -54,7 +66,9 @@ type StepLine = dict[str, float]
 `step` (from 1), `policy_version`, `reward`, `tokens_per_s`, `rollout_s`, `train_s`, `elapsed_s` (since the
 start, time between a stop and its resumption left out), and the metrics of `art.TrainResult`:
 `logical_tokens`, `physical_tokens`, `sampler_difference_mean`, `sampler_difference_p99`, `skipped` ... Names
-that end in `_s` are seconds, in `_bytes` bytes.
+that end in `_s` are seconds, in `_bytes` bytes. A line with `restored` 1 was lost and written again: the
+process was killed after the step's generation was durable and before the line was, so it has `step`,
+`policy_version`, `reward`, `trajectories` and `elapsed_s` alone.
 """
 
 
@@ -107,6 +121,15 @@ class TrajectoryLine(msgspec.Struct, frozen=True, kw_only=True):
     exchanges: tuple[ExchangeLine, ...] = ()
 
 
+_GENERATION = re.compile(r"step-([0-9]{8,})-[0-9a-f]{32}")
+
+
+def newest_generation(folder: Path) -> int:
+    """The highest policy version that is durable in a run's folder, 0 without one."""
+    names = (folder / GENERATIONS).glob("step-*")
+    return max((int(match[1]) for path in names if (match := _GENERATION.fullmatch(path.name))), default=0)
+
+
 def step_file(folder: Path, step: int) -> Path:
     """Where the trajectories of a training step are."""
     return folder / TRAJECTORIES / f"step-{step:04d}.jsonl"
@@ -118,9 +141,26 @@ def evaluation_file(folder: Path, name: str, policy_version: int) -> Path:
 
 
 def append_lines(path: Path, values: Sequence[Any]) -> None:
-    """Appends each value as one line of JSON."""
+    """Appends each value as one line of JSON; they are on disk when it returns."""
     with path.open("ab") as file:
         file.write(msgspec.json.Encoder().encode_lines(values))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_lines(path: Path, values: Sequence[Any]) -> None:
+    """Writes a file of lines anew, whole or not at all; they are on disk when it returns."""
+    write_whole(path, msgspec.json.Encoder().encode_lines(values))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Puts a file of this content in place of the one there; whole or not at all."""
+    aside = path.with_name(f".{path.name}.part")
+    with aside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
 
 
 def read_lines[Line](path: Path, kind: type[Line]) -> Iterator[Line]:

@@ -5,26 +5,27 @@
     art-monarch local --program train.py:main
 """
 
-import asyncio
 import itertools
-import time
 from pathlib import Path
 
 import msgspec
 
 import art
 from art.demo import task
-from art.demo.model import ensure_smollm2
-from art.demo.report import RunReport
+from art.demo.model import ensure_smollm2, ensure_vllm
 from art.distributed import ArtLaunchContext, ArtRuntime, InstalledAsyncCallable, compile_topology
+from art.reporting import Display, RunReport
 
+NAME = "yes-no-maybe"
 ROLLOUT_WORKERS = 2
+HELD_OUT = 32
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What can be varied without changing the program.
 
     Args:
+        model: a Hugging Face folder to train in place of SmolLM2-135M-Instruct.
         steps: the most that are taken.
         prompts: how many per step; the answers to one prompt are compared with each other.
         samples: answers to each prompt.
@@ -32,8 +33,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         enough: training ends early once the mean reward of the last five steps is above this.
         seed: of the prompts, the sampling and the adapter's first weights.
         run_dir: a new folder for what the run leaves; by default one under `runs/`.
+        resume: go on with the run in `run_dir`, which was stopped.
     """
 
+    model: Path | None = None
     steps: int = 25
     prompts: int = 4
     samples: int = 16
@@ -41,6 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     enough: float = 0.95
     seed: int = 0
     run_dir: Path | None = None
+    resume: bool = False
 
 
 DEFAULTS = Settings()
@@ -63,37 +67,64 @@ async def rollout(
     return art.Trajectory(
         messages_and_choices=[*messages, choice],
         reward=task.reward(answer),
-        metrics={"completion_tokens": completion.usage.completion_tokens if completion.usage else 0},
         metadata={"prompt": scenario.prompt, "answer": answer},
     )
 
 
-async def main(launch: ArtLaunchContext, settings: Settings = DEFAULTS) -> None:
+async def main(
+    launch: ArtLaunchContext, settings: Settings = DEFAULTS, display: Display | None = None
+) -> None:
     """The whole run: a plain loop that gathers answers and trains on them."""
-    with RunReport("yes-no-maybe", settings.run_dir, settings) as report:
-        with report.phase("model SmolLM2-135M-Instruct"):
-            base_model = await ensure_smollm2(progress=report.progress)
+    report = RunReport(
+        NAME, settings.run_dir, settings, resume=settings.resume, summary=task.summary, display=display
+    )
+    with report:
+        with report.phase("model", fetches=True) as phase:
+            base_model = settings.model or await ensure_smollm2(progress=report.progress)
+            phase.detail = str(base_model)
+        with report.phase("vLLM for CPUs", fetches=True) as phase:
+            phase.detail = str(await ensure_vllm(progress=report.progress))
+        report.model(base_model)
         art.init_megatron_runtime_config(topology=art.MegatronTopologyConfig(), packed_sequence_length=2048)
-        model = art.TrainableModel(name="yes-no-maybe", project="demo", base_model=str(base_model))
+        art.check_prompt_lengths(base_model, task.all_prompts(), max_tokens=task.SAMPLING.max_tokens)
+        model = art.TrainableModel(name=NAME, project="demo", base_model=str(base_model))
         cluster = launch.homogeneous_cluster(cpu_slots=ROLLOUT_WORKERS + 2)
         runtime = await ArtRuntime.start(launch.host_mesh, compile_topology(cluster=cluster))
         async with (
             runtime,
             art.MegatronBackend(
-                runtime=runtime, run_dir=report.folder, seed=settings.seed, progress=report.progress
+                runtime=runtime,
+                run_dir=report.folder,
+                seed=settings.seed,
+                resume=settings.resume,
+                progress=report.progress,
             ) as backend,
         ):
             executor = runtime.rollout_executor(
                 InstalledAsyncCallable.from_callable(rollout), target_workers=ROLLOUT_WORKERS
             )
+            report.watch(executor)
             with report.phase("rollout workers, vLLM and trainer"):
                 await executor.start()
                 await model.register(backend)
+
+            async def evaluate() -> None:
+                """Prompts whose wordings are not trained on, each answered once."""
+                scenarios = task.scenario_groups(task.HELD_OUT_WORDINGS, samples=1, seed=settings.seed)
+                await report.evaluate(
+                    "held-out wordings",
+                    (
+                        executor.run(index % ROLLOUT_WORKERS, rollout, model, scenario, task.SAMPLING)
+                        for index, (scenario,) in enumerate(itertools.islice(scenarios, HELD_OUT))
+                    ),
+                )
+
+            await evaluate()
             prompts = task.scenario_groups(
                 task.TRAINING_WORDINGS, samples=settings.samples, seed=settings.seed
             )
-            for step in range(1, settings.steps + 1):
-                started = time.monotonic()
+            prompts = itertools.islice(prompts, settings.prompts * report.steps_done, None)
+            for step in report.steps(settings.steps, enough=settings.enough):
                 groups = await art.gather_trajectory_groups(
                     art.TrajectoryGroup(
                         executor.submit(rollout, model, scenario, task.SAMPLING, group_id=f"{step}-{index}")
@@ -101,23 +132,8 @@ async def main(launch: ArtLaunchContext, settings: Settings = DEFAULTS) -> None:
                     )
                     for index, group in enumerate(itertools.islice(prompts, settings.prompts))
                 )
-                sampled = time.monotonic()
-                result = await model.train(
-                    groups, config=art.TrainConfig(learning_rate=settings.learning_rate)
+                await report.sampled(groups)
+                report.trained(
+                    await model.train(groups, config=art.TrainConfig(learning_rate=settings.learning_rate))
                 )
-                report.step(
-                    step, groups, result, rollout_s=sampled - started, train_s=time.monotonic() - sampled
-                )
-                if report.recent_reward() > settings.enough:
-                    break
-            with report.phase("wordings it was not trained on"):
-                held_out = itertools.islice(
-                    task.scenario_groups(task.HELD_OUT_WORDINGS, samples=1, seed=settings.seed), 32
-                )
-                answers = await asyncio.gather(
-                    *(
-                        executor.run(index % ROLLOUT_WORKERS, rollout, model, scenario, task.SAMPLING)
-                        for index, (scenario,) in enumerate(held_out)
-                    )
-                )
-            report.held_out(answers)
+            await evaluate()

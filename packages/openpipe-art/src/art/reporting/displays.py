@@ -1,0 +1,163 @@
+"""What a run shows while it lasts: plain lines, a live display on a terminal, or lines of JSON."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Protocol, TextIO
+
+import msgspec
+
+from art.reporting.columns import header, row
+from art.reporting.events import (
+    ErrorRaised,
+    EvaluationEnded,
+    EvaluationStarted,
+    Event,
+    Notice,
+    PhaseEnded,
+    PhaseStarted,
+    Progress,
+    RunEnded,
+    RunStarted,
+    StepEnded,
+    StepSampled,
+    StepStarted,
+)
+
+type Counts = Callable[[], tuple[int, int]]
+"""How many rollouts were started and how many of them are done, since there is somebody who counts."""
+
+
+class Display(Protocol):
+    """Shows events in the order in which they come; all calls come from one thread."""
+
+    def show(self, event: Event) -> None:
+        """Shows one."""
+        ...
+
+    def watch(self, counts: Counts) -> None:
+        """Gives what counts rollouts; it may be called from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Leaves the terminal as it was; a second call does nothing."""
+        ...
+
+
+def choose_display(stream: TextIO | None = None) -> Display:
+    """A live display when ``stream`` (standard output) is a terminal that can show one, else plain lines.
+
+    ``TERM=dumb`` and an empty ``TERM`` count as a terminal that cannot; ``NO_COLOR`` takes the colours away.
+    """
+    stream = stream or sys.stdout
+    if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown"):
+        from art.reporting.live import LiveDisplay
+
+        return LiveDisplay(stream)
+    return PlainDisplay(stream)
+
+
+class PlainDisplay:
+    """Lines for a log: the same ones in the same order in every run of a program that has all it fetches.
+
+    What a phase says while it downloads or builds comes as it is said; what goes on otherwise is not shown.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._fetches = False
+        self._has_header = False
+
+    def show(self, event: Event) -> None:
+        """Prints what is worth a line."""
+        match event:
+            case PhaseStarted():
+                self._fetches = event.fetches
+                self._line(f"{event.name} ...")
+            case PhaseEnded():
+                self._fetches = False
+                self._line(phase_line(event))
+            case Progress():
+                if self._fetches:
+                    self._line(f"  {event.text}")
+            case StepEnded():
+                if not self._has_header:
+                    self._has_header = True
+                    self._line(header(None))
+                self._line(row(event, None))
+            case EvaluationStarted():
+                self._line(f"{event.name} ...")
+            case _:
+                for line in event_lines(event):
+                    self._line(line)
+
+    def watch(self, counts: Counts) -> None:
+        """Counts are not shown."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _line(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+class JsonDisplay:
+    """One JSON object per line for each event; see :mod:`art.reporting.events`."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._encoder = msgspec.json.Encoder(enc_hook=str)
+
+    def show(self, event: Event) -> None:
+        """Writes it."""
+        print(self._encoder.encode(event).decode(), file=self._stream, flush=True)
+
+    def watch(self, counts: Counts) -> None:
+        """Counts are not shown."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def phase_line(event: PhaseEnded) -> str:
+    """How a phase ended."""
+    if not event.ok:
+        return f"{event.name}: failed after {event.duration_s:.1f} s"
+    detail = f" ({event.detail})" if event.detail else ""
+    return f"{event.name}: ready in {event.duration_s:.1f} s{detail}"
+
+
+def event_lines(event: Event) -> list[str]:
+    """The lines of what is shown alike everywhere."""
+    match event:
+        case RunStarted(steps_done=0) | StepStarted() | StepSampled() | EvaluationStarted():
+            return []
+        case RunStarted():
+            return [
+                f"resuming after step {event.steps_done}, from policy v{event.policy_version}: "
+                f"{event.run_folder}"
+            ]
+        case Notice():
+            return [event.text]
+        case EvaluationEnded(line=line):
+            return [
+                f"{line.name}: reward {line.reward:.3f} over {line.trajectories} answers of policy "
+                f"v{line.policy_version} in {line.duration_s:.1f} s"
+            ]
+        case ErrorRaised():
+            return [event.message]
+        case RunEnded():
+            return _end_lines(event)
+    return []
+
+
+def _end_lines(event: RunEnded) -> list[str]:
+    how = "ended" if event.reason == "finished" else "stopped"
+    steps = "1 step" if event.steps == 1 else f"{event.steps} steps"
+    reward = (
+        f", mean reward {event.reward:.3f} over the last {event.rewards}" if event.reward is not None else ""
+    )
+    lines = [f"{how} after {steps} and {event.duration_s:.0f} s{reward}"]
+    if event.report is not None:
+        lines.append(f"report: {event.report}")
+    return [*lines, f"run folder: {event.run_folder}"]

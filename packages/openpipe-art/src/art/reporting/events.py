@@ -1,0 +1,145 @@
+"""What happens in a run, as the displays are told of it.
+
+The JSON of these structs, one line each, is what `art demo --json` writes; the field ``event`` names the
+kind.
+"""
+
+import msgspec
+
+from art.reporting.run_folder import EvaluationLine
+
+
+class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="start"):
+    """The run's folder is there.
+
+    Args:
+        name: the task's.
+        run_folder: absolute.
+        settings: the program's own.
+        steps_done: that a resumed run goes on from; 0 in a new one.
+        policy_version: that it goes on from.
+        rewards: of the steps that are done.
+    """
+
+    name: str
+    run_folder: str
+    settings: dict[str, object]
+    steps_done: int = 0
+    policy_version: int = 0
+    rewards: tuple[float, ...] = ()
+
+
+class PhaseStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="phase_started"):
+    """A part of the run that is no step begins; ``fetches`` when it may download or build."""
+
+    name: str
+    fetches: bool = False
+
+
+class PhaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="phase"):
+    """It is done, ``detail`` says with what, or it failed (``ok`` is false)."""
+
+    name: str
+    duration_s: float
+    detail: str = ""
+    ok: bool = True
+
+
+class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
+    """What goes on in the phase."""
+
+    text: str
+
+
+class Notice(msgspec.Struct, frozen=True, tag_field="event", tag="notice"):
+    """A line for the user."""
+
+    text: str
+
+
+class StepStarted(msgspec.Struct, frozen=True, tag_field="event", tag="step_started"):
+    """Step ``step`` of at most ``limit`` begins with its rollouts."""
+
+    step: int
+    limit: int
+
+
+class StepSampled(msgspec.Struct, frozen=True, tag_field="event", tag="step_sampled"):
+    """The rollouts of a step are there; it is trained on now."""
+
+    step: int
+    reward: float
+
+
+class StepEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="step"):
+    """A step is done.
+
+    Args:
+        step: from 1.
+        metrics: the step's line in the run folder, see :data:`art.reporting.run_folder.StepLine`.
+        summary: of its rollouts, as the program words it.
+        sampled_by: lowest and highest policy version that sampled the tokens that were trained on.
+    """
+
+    step: int
+    metrics: dict[str, float]
+    summary: str = ""
+    sampled_by: tuple[int, int] | None = None
+
+
+class EvaluationStarted(msgspec.Struct, frozen=True, tag_field="event", tag="evaluation_started"):
+    """Answers that are not trained on are sampled."""
+
+    name: str
+    policy_version: int
+
+
+class EvaluationEnded(msgspec.Struct, frozen=True, tag_field="event", tag="evaluation"):
+    """They are there; ``line`` is that of the run folder."""
+
+    line: EvaluationLine
+
+
+class RunEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
+    """The last event, however the run ended.
+
+    Args:
+        reason: ``finished``, ``interrupted`` (a signal) or ``failed``.
+        steps: that were finished.
+        duration_s: of the run, the time before a resumption included.
+        reward: mean of the last :data:`art.reporting.WINDOW` steps; None without a step.
+        rewards: how many steps that is the mean of.
+        run_folder: absolute.
+        report: the page that was written, absolute; None without a step.
+    """
+
+    reason: str
+    steps: int
+    duration_s: float
+    reward: float | None
+    rewards: int
+    run_folder: str
+    report: str | None = None
+
+
+class ErrorRaised(msgspec.Struct, frozen=True, tag_field="event", tag="error"):
+    """Why a run failed, or why none was started."""
+
+    kind: str
+    message: str
+
+
+type Event = (
+    RunStarted
+    | PhaseStarted
+    | PhaseEnded
+    | Progress
+    | Notice
+    | StepStarted
+    | StepSampled
+    | StepEnded
+    | EvaluationStarted
+    | EvaluationEnded
+    | RunEnded
+    | ErrorRaised
+)

@@ -1,0 +1,209 @@
+"""The live display of a run on a terminal: a few lines that change, below the lines that stay.
+
+What always holds: a finished step, phase or evaluation is a line that stays; what changes is never wider than
+:data:`WIDTH` characters, so it stays whole when the terminal is made narrower; the cursor is never hidden, so
+no way to end the process can leave it so.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from art.reporting.columns import difference, header, policy, row, shown
+from art.reporting.displays import Counts, event_lines, phase_line
+from art.reporting.events import (
+    ErrorRaised,
+    EvaluationEnded,
+    EvaluationStarted,
+    Event,
+    PhaseEnded,
+    PhaseStarted,
+    Progress,
+    RunEnded,
+    RunStarted,
+    StepEnded,
+    StepSampled,
+    StepStarted,
+)
+
+WIDTH = 59
+_REFRESH_HZ = 8
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII_SPINNER = "|/-\\"
+_ASCII_BARS = "_.-=+*#@"
+
+
+class LiveDisplay:
+    """Owns the terminal from the first event to :meth:`close`.
+
+    Args:
+        stream: of the terminal.
+        console: in place of one made for ``stream``.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or Console(file=stream, highlight=False)
+        self._clock = clock
+        self._unicode = (self._console.encoding or "").lower().startswith("utf")
+        self._began = clock()
+        self._what, self._doing, self._since = "", "", clock()
+        self._counts: Counts | None = None
+        self._counted_from: tuple[int, int] | None = None
+        self._rewards: list[float] = []
+        self._last: StepEnded | None = None
+        self._columns: tuple[str, ...] = ()
+        self._live: Live | None = None
+
+    def watch(self, counts: Counts) -> None:
+        """Shows how many rollouts of a step are done."""
+        self._counts = counts
+
+    def show(self, event: Event) -> None:
+        """Prints what stays and changes what moves."""
+        if self._live is None:
+            self._start()
+        match event:
+            case RunStarted():
+                self._rewards = list(event.rewards)
+            case PhaseStarted():
+                self._begin(event.name, "")
+            case Progress():
+                self._doing, self._counted_from = event.text, None
+            case StepStarted():
+                self._begin(f"step {event.step} of {event.limit}", "sampling", counting=True)
+            case StepSampled():
+                self._doing, self._counted_from = "training", None
+            case EvaluationStarted():
+                self._begin(event.name, "sampling", counting=True)
+            case StepEnded():
+                self._last = event
+                self._rewards.append(event.metrics["reward"])
+                self._print_step(event)
+            case PhaseEnded():
+                self._print(phase_line(event), style="dim" if event.ok else "red")
+        if isinstance(event, PhaseEnded | StepEnded | EvaluationEnded):
+            self._begin("", "")
+        if isinstance(event, RunEnded):
+            self.close()
+        for line in event_lines(event):
+            self._print(line, style=_style(event))
+
+    def close(self) -> None:
+        """Removes what moves; the lines stay."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def _start(self) -> None:
+        self._live = Live(
+            console=self._console,
+            get_renderable=self.frame,
+            refresh_per_second=_REFRESH_HZ,
+            transient=True,
+            vertical_overflow="crop",
+        )
+        self._live.start()
+        self._console.show_cursor(True)
+
+    def _begin(self, what: str, doing: str, *, counting: bool = False) -> None:
+        self._since = self._clock()
+        self._counted_from = self._counts() if counting and self._counts is not None else None
+        self._what, self._doing = what, doing
+
+    def _print_step(self, event: StepEnded) -> None:
+        width = self._console.width
+        columns = tuple(column.title for column in shown(width))
+        if columns != self._columns:
+            self._columns = columns
+            self._print(header(width), style="dim")
+        self._print(row(event, width))
+
+    def _print(self, line: str, style: str = "") -> None:
+        self._console.print(Text(line, style=style), soft_wrap=True)
+
+    def frame(self) -> Text:
+        """What moves, at most :data:`WIDTH` characters wide."""
+        width = min(WIDTH, self._console.width - 1)
+        lines = [self._activity(width)] if self._what or self._doing else []
+        if self._last is not None:
+            lines += self._numbers(self._last, width)
+        for line in lines:
+            line.truncate(width, overflow="ellipsis" if self._unicode else "crop")
+        return Text("\n").join(lines)
+
+    def _activity(self, width: int) -> Text:
+        now = self._clock()
+        spinner = _SPINNER if self._unicode else _ASCII_SPINNER
+        turn = spinner[int(now * _REFRESH_HZ) % len(spinner)]
+        left = Text.assemble((turn, "cyan"), " ", (self._what, "bold"))
+        counted = self._counted()
+        doing = f"{self._doing} {counted}" if counted else self._doing
+        if doing:
+            left.append(f"  {doing}" if self._what else doing)
+        right = f"  {now - self._since:.0f} s, {_duration(now - self._began)} in all"
+        left.truncate(max(width - len(right), 8), overflow="ellipsis" if self._unicode else "crop", pad=True)
+        return left.append(right, style="dim")
+
+    def _counted(self) -> str:
+        """How many of the rollouts that were started are done."""
+        base = self._counted_from
+        if base is None or self._counts is None:
+            return ""
+        started, done = (now - then for now, then in zip(self._counts(), base, strict=True))
+        return f"{done} of {started}" if started else ""
+
+    def _numbers(self, event: StepEnded, width: int) -> list[Text]:
+        metrics = event.metrics
+        reward = Text.assemble("  reward ", (f"{metrics['reward']:.3f}", "bold green"), "  ")
+        reward.append(sparkline(self._rewards, width - len(reward), self._unicode), style="green")
+        speed = [f"{metrics['tokens_per_s']:.0f} tokens/s"] if "tokens_per_s" in metrics else []
+        speed += [
+            f"{label} {metrics[name]:.1f} s"
+            for label, name in (("rollout", "rollout_s"), ("train", "train_s"))
+            if name in metrics
+        ]
+        lines = [reward, Text(f"  policy {policy(event)}"), Text("  " + "  ".join(speed))]
+        said = difference(event)
+        if said != "-":
+            lines[1].append(f"  log-prob difference {said}" if not metrics.get("skipped") else f"  {said}")
+        return [lines[0], lines[2], lines[1]]
+
+
+def sparkline(values: Sequence[float], width: int, unicode: bool = True) -> str:
+    """The last ``width`` values as bars between the lowest and the highest of them."""
+    bars = _BARS if unicode else _ASCII_BARS
+    last = list(values)[-max(width, 0) :] if width > 0 else []
+    if not last:
+        return ""
+    low, span = min(last), max(last) - min(last)
+    if span <= 0:
+        return bars[0] * len(last)
+    return "".join(bars[round((value - low) / span * (len(bars) - 1))] for value in last)
+
+
+def _duration(seconds: float) -> str:
+    """``42 s``, ``3 min 07 s``, ``2 h 05 min``."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def _style(event: Event) -> str:
+    if isinstance(event, ErrorRaised):
+        return "red"
+    return "bold" if isinstance(event, EvaluationEnded | RunEnded) else ""

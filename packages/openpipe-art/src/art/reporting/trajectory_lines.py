@@ -1,0 +1,148 @@
+"""From rollouts to lines of the run's folder: what each was given, and what it says token by token.
+
+Advantages are computed as the trainer computes them (:func:`art_dataplane.group_advantages` with the rule of
+the step), so a group whose rewards are all equal has none: nothing of it is trained on.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from art.errors import ConfigError, RecordError
+from art.records import token_records
+from art.reporting.run_folder import ExchangeLine, TrajectoryLine
+from art.reporting.token_texts import Decoder, token_texts
+from art.train_config import TrainConfig
+from art.trajectories import Rollout, Trajectory, TrajectoryGroup, TrajectoryHandle
+from art_dataplane import AdvantageRule, TokenRecord, TrajectoryRecord, VersionSpan, group_advantages
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class RecordReader(Protocol):
+    """What reads records that stayed with their owners; :class:`art.distributed.RolloutExecutor` does."""
+
+    async def records(
+        self, handles: Sequence[TrajectoryHandle], *, deadline_s: float
+    ) -> list[TrajectoryRecord]:
+        """The records that the handles stand for, in order."""
+        ...
+
+
+def read_tokenizer(folder: Path) -> "Tokenizer":
+    """The tokenizer of a Hugging Face model.
+
+    Raises:
+        ConfigError: the package ``tokenizers`` is missing, or ``tokenizer.json`` cannot be read.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ConfigError(
+            "the texts of tokens need the package tokenizers: pip install 'openpipe-art[cpu]'"
+        ) from error
+    path = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises plain Exception
+        raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from error
+
+
+def sampled_rollouts(rollouts: Sequence[Rollout], count: int) -> tuple[int, ...]:
+    """Which ``count`` rollouts of a group to show: the worst, the best and evenly between them by reward."""
+    order = sorted(range(len(rollouts)), key=lambda index: rollouts[index].reward or 0.0)
+    if len(order) <= count:
+        return tuple(range(len(order)))
+    if count <= 1:
+        return tuple(order[len(order) - count :])
+    places = {round(place * (len(order) - 1) / (count - 1)) for place in range(count)}
+    return tuple(sorted(order[place] for place in places))
+
+
+def advantages(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> list[list[float | None]]:
+    """The advantage of each rollout of each group; None where a group's rewards are all equal."""
+    filled = [group for group in groups if len(group)]
+    rewards = np.array([item.reward or 0.0 for group in filled for item in group], np.float64)
+    offsets = np.cumsum([0, *map(len, filled)])
+    rule = AdvantageRule(scale="std" if config.scale_advantages else "none")
+    computed = group_advantages(rewards, offsets, rule)
+    by_group: Iterator[list[float | None]] = (
+        [None] * int(end - start) if equal else computed.advantages[start:end].tolist()
+        for start, end, equal in zip(offsets[:-1], offsets[1:], computed.is_zero_variance, strict=True)
+    )
+    return [next(by_group) if len(group) else [] for group in groups]
+
+
+async def exchanges_of(
+    rollouts: Sequence[Rollout], decoder: Decoder, reader: RecordReader | None, *, deadline_s: float
+) -> list[tuple[ExchangeLine, ...]]:
+    """The exchanges of each rollout, token by token; empty where it carries no token records.
+
+    Raises:
+        ArtError: a record cannot be read any more.
+    """
+    handles = [item for item in rollouts if isinstance(item, TrajectoryHandle) and item.ref is not None]
+    records: Mapping[str, TrajectoryRecord] = {}
+    if handles and reader is not None:
+        found = await reader.records(handles, deadline_s=deadline_s)
+        records = {record.record_id: record for record in found}
+    return [
+        tuple(_exchange(exchange, decoder) for exchange in _token_records(item, records)) for item in rollouts
+    ]
+
+
+def trajectory_line(
+    item: Rollout,
+    *,
+    step: int,
+    group: int,
+    advantage: float | None = None,
+    exchanges: tuple[ExchangeLine, ...] = (),
+) -> TrajectoryLine:
+    """A rollout as one line."""
+    ref = item.ref if isinstance(item, TrajectoryHandle) else None
+    return TrajectoryLine(
+        step=step,
+        group=group,
+        reward=item.reward or 0.0,
+        advantage=advantage,
+        metrics={name: float(value) for name, value in item.metrics.items()},
+        metadata=dict(item.metadata),
+        record=ref.record_id if ref is not None else "",
+        worker=item.worker if isinstance(item, TrajectoryHandle) else "",
+        exchanges=exchanges,
+    )
+
+
+def completion_tokens(item: Rollout) -> float | None:
+    """How many tokens the model said in a rollout; None where nothing tells."""
+    if "completion_tokens" in item.metrics:
+        return float(item.metrics["completion_tokens"])
+    return None
+
+
+def _token_records(item: Rollout, records: Mapping[str, TrajectoryRecord]) -> tuple[TokenRecord, ...]:
+    if isinstance(item, Trajectory):
+        try:
+            return token_records(item)
+        except RecordError:
+            return ()  # made by hand: it is shown without tokens, and training on it is refused
+    if item.ref is None or item.ref.record_id not in records:
+        return ()
+    return records[item.ref.record_id].exchanges
+
+
+def _exchange(record: TokenRecord, decoder: Decoder) -> ExchangeLine:
+    return ExchangeLine(
+        prompt=decoder.decode(record.prompt_ids.tolist(), skip_special_tokens=False),
+        tokens=token_texts(decoder, record.completion_ids.tolist()),
+        logprobs=tuple(round(value, 6) for value in record.logprobs.tolist()),
+        versions=_versions(record.completion_spans),
+    )
+
+
+def _versions(spans: Sequence[VersionSpan]) -> tuple[int, ...]:
+    return tuple(span.version for span in spans for _ in range(span.end - span.start))
