@@ -35,7 +35,8 @@ class MegatronBackend:
         runtime: where actors run; by default an own one on this machine, ended by :meth:`close`.
         path: folder under which runs are kept, as ``PATH/PROJECT/RUN_NAME``.
         run_dir: the run's folder itself, in place of one under ``path``.
-        lora_rank, lora_alpha: of the adapter on all linear layers.
+        lora_rank: rank of the adapter on all linear layers, at least 1.
+        lora_alpha: scales what the adapter adds: ``alpha / rank``; above 0.
         seed: of the adapter's first weights and of the server's sampling.
         dtype: of the base weights in the server; the trainer computes in float32.
         resume: continue the run in its folder from its last durable generation.
@@ -90,7 +91,7 @@ class MegatronBackend:
         """Starts a trainer and a model service for ``model`` and makes its first version active.
 
         Raises:
-            ConfigError: the model is registered already.
+            ConfigError: the model is registered already, or the backend is closed.
             PreflightError: ``base_model`` is no model folder, the run's folder holds a run and ``resume`` is
                 off, or this machine lacks memory, disk, shared memory or a port; nothing was started.
             TopologyError: the hosts have no place for it.
@@ -179,6 +180,11 @@ class MegatronBackend:
         config: TrainConfig | None = None,
     ) -> TrainResult:
         """Takes one optimizer step on the groups; the new policy is active when it returns.
+
+        Args:
+            model: registered with this backend.
+            groups: finished rollouts; each trajectory is trained on once.
+            config: the step's constants; by default those of :class:`art.TrainConfig`.
 
         Raises:
             ConfigError: the model is not registered, or there is nothing in the groups.

@@ -30,7 +30,7 @@ class PromptLengths(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         tokens: of each prompt, the template's own included.
         limit: tokens of a prompt and its answer together.
-        max_tokens: of an answer.
+        max_tokens: tokens of an answer.
     """
 
     tokens: tuple[int, ...]
@@ -61,7 +61,7 @@ def check_prompt_lengths(
     Args:
         base_model: the model's folder.
         prompts: each the messages of a request, or a string for one user message.
-        max_tokens: of an answer, as the rollouts will ask for.
+        max_tokens: tokens of an answer, as the rollouts will ask for, at least 1.
         limit: tokens that a prompt and its answer may have together; by default the configured
             ``packed_sequence_length``, or fewer where the model was made for fewer.
         tools: as the requests will carry them; they are part of the prompt.

@@ -86,7 +86,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRun:
-    """One model's parts and its steps; made by :class:`art.MegatronBackend`.
+    """One model's parts and its steps; made by :class:`~art.backend.MegatronBackend`.
 
     Args:
         model: the model.

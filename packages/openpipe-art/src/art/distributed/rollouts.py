@@ -42,14 +42,24 @@ makes a lease stale, and is refused once the record is leased."""
 
 
 class RolloutCounts(NamedTuple):
-    """Rollouts since the executor was made; failed ones are done too."""
+    """Rollouts since the executor was made.
+
+    Args:
+        started: rollouts that were begun.
+        done: those of them that ended, the failed ones too.
+    """
 
     started: int
     done: int
 
 
 class RolloutExecutor:
-    """Made by :meth:`ArtRuntime.rollout_executor`. Workers start when they are first needed."""
+    """Runs rollouts of one function in worker processes, each started when it is first needed.
+
+    Made by :meth:`art.distributed.ArtRuntime.rollout_executor`. A worker that died is an error for its
+    rollouts and for every later call, until it is left out (:meth:`set_workers`) or started again
+    (:meth:`restart_worker`): its records are lost, and nobody should miss that.
+    """
 
     def __init__(
         self,
@@ -112,7 +122,7 @@ class RolloutExecutor:
         """Starts all workers in use, together; otherwise each starts with its first rollout.
 
         Raises:
-            RuntimeFailure: as :meth:`ArtRuntime.spawn_actor`.
+            RuntimeFailure: a worker did not come up, with its cause.
         """
         await asyncio.gather(*(self._worker(worker) for worker in self._workers))
 
@@ -121,11 +131,20 @@ class RolloutExecutor:
     ) -> Any:
         """Runs ``function(model, scenario, config)`` on one worker and returns its value.
 
+        Args:
+            worker: its index.
+            function: the executor's function.
+            model: its first argument.
+            scenario: its second argument: data that pickle takes, of importable classes.
+            config: its third argument, likewise.
+
         Raises:
             RolloutFailed: the function raised.
-            ActorDied, ActorTimeout: the worker died, or the rollout took longer than ``rollout_timeout_s``.
-            CallableError: it is not the executor's function, or a value cannot be sent.
-            RuntimeFailure: the worker is not in use, or a part that rollouts depend on failed.
+            ActorDied: the worker died.
+            ActorTimeout: the rollout took longer than the executor allows.
+            CallableError: a value cannot be sent.
+            RuntimeFailure: it is not the executor's function, the worker is not in use, or a part that
+                rollouts depend on failed.
         """
         if worker not in self._workers:
             raise RuntimeFailure(f"worker {worker} is not in use; set_workers chose {self._workers}")
@@ -147,7 +166,9 @@ class RolloutExecutor:
 
         Args:
             function: the executor's function; it must return an ``art.Trajectory``.
-            model, scenario, config: its arguments.
+            model: its first argument.
+            scenario: its second argument: data that pickle takes, of importable classes.
+            config: its third argument, likewise.
             group_id: equal for the rollouts whose rewards are compared with each other.
 
         Returns:
@@ -155,8 +176,11 @@ class RolloutExecutor:
             ``None``; a :class:`art.TrajectoryGroup` counts it among its exceptions.
 
         Raises:
-            ActorDied, ActorTimeout, CallableError: as :meth:`run`.
-            RuntimeFailure: a part that rollouts depend on failed, for example the model service.
+            ActorDied: the worker died.
+            ActorTimeout: the rollout took longer than the executor allows.
+            CallableError: a value cannot be sent.
+            RuntimeFailure: it is not the executor's function, or a part that rollouts depend on failed, for
+                example the model service.
         """
         request = self._request(function, model, scenario, config, group_id)
         worker = min(self._workers, key=lambda index: (self._running[index], self._workers.index(index)))
@@ -228,7 +252,7 @@ class RolloutExecutor:
         """Starts a worker anew, dead or alive; the records it held are lost.
 
         Raises:
-            RuntimeFailure: as :meth:`ArtRuntime.spawn_actor`.
+            RuntimeFailure: it did not come up, with its cause.
         """
         async with self._starting.setdefault(worker, asyncio.Lock()):
             old = self._handles.pop(worker, None)
@@ -245,10 +269,15 @@ class RolloutExecutor:
         that: a record that training has leased is refused, and one that was trained on is gone. One of more
         than 64 KiB can be read on the host of its worker only.
 
+        Args:
+            handles: of rollouts that this executor ran.
+            deadline_s: seconds that each worker may take to answer.
+
         Raises:
             ConfigError: a handle has no record.
             RemoteError: the worker does not hold a record any more, or training has leased it.
-            ActorDied, ActorTimeout: the worker died, or did not answer within ``deadline_s`` seconds.
+            ActorDied: the worker died.
+            ActorTimeout: the worker did not answer in time.
             RuntimeFailure: no worker of this executor holds it.
         """
         refs = [handle.ref for handle in handles if handle.ref is not None]

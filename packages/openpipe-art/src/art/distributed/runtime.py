@@ -36,12 +36,11 @@ _CLOSE_ACTORS_SHARE = 0.6
 
 
 class ArtRuntime:
-    """Made by :meth:`start` or :meth:`start_local`; belongs to the event loop it was made on.
+    """The runtime on its hosts. Made by :meth:`start` or :meth:`start_local`; close it, or use ``async
+    with``.
 
-    Args:
-        hosts: the attached hosts.
-        topology: what was compiled for them.
-        owns_hosts: whether :meth:`close` also closes ``hosts``.
+    It belongs to the event loop it was made on. ``hosts`` are the attached hosts, ``topology`` is what was
+    compiled for them, ``failures`` watches the parts that rollouts depend on.
     """
 
     def __init__(self, hosts: HostMeshes, topology: RuntimeTopology, *, owns_hosts: bool) -> None:
@@ -146,7 +145,9 @@ class ArtRuntime:
 
         Raises:
             RemoteError: the import or the constructor raised.
-            ActorDied, ActorTimeout: the process did not come up.
+            ActorDied: the process ended before that.
+            ActorTimeout: it was not made in time.
+            ServiceError: the class cannot be imported by its name, or an argument cannot be sent.
             RuntimeFailure: the name is taken, there is no such host, or the runtime is closed.
         """
         self._check_spawn(name, host)
@@ -199,7 +200,17 @@ class ArtRuntime:
         handle.attach(proc_mesh.spawn(monarch_name, ServiceActor), proc_mesh)
 
     async def stop_actor(self, handle: ActorHandle, deadline_s: float = 10.0) -> None:
-        """Closes an actor's object and ends its process; errors as :meth:`ActorHandle.stop`."""
+        """Closes an actor's object and ends its process.
+
+        Args:
+            handle: of the actor.
+            deadline_s: seconds for its ``close``; the process is killed after that.
+
+        Raises:
+            ActorDied: the process ended while its object was being closed.
+            RemoteError: the object's ``close`` raised; the process has ended all the same.
+            ActorTimeout: it did not close in time; the process is ended, too.
+        """
         self._actors.pop(handle.name, None)
         self.failures.remove(handle.name)
         await handle.stop(deadline_s)
@@ -294,7 +305,13 @@ class ArtRuntime:
         rollout_timeout_s: float = 1800.0,
         env: Mapping[str, str | None] | None = None,
     ) -> RolloutExecutor:
-        """An executor that runs ``function`` in ``target_workers`` processes on the hosts' free CPU slots.
+        """An executor that runs ``function`` in worker processes on the hosts' free CPU slots.
+
+        Args:
+            function: the rollout.
+            target_workers: how many processes.
+            rollout_timeout_s: seconds that one rollout may take.
+            env: environment variables of the workers; ``None`` removes one.
 
         Raises:
             RuntimeFailure: there are fewer free CPU slots.
