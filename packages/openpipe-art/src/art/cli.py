@@ -1,121 +1,102 @@
 """The command `art`.
 
-Importing it loads the standard library only, and the first line is written before anything heavy is loaded.
-From that line on SIGINT, SIGTERM and SIGHUP end the command within seconds, with 128 and the signal's number.
+Importing it loads little, and an interrupt while the rest is loaded ends the process without a traceback.
+From the demo's first line on SIGINT, SIGTERM and SIGHUP end it within seconds, with 128 and the signal's
+number.
 """
 
-import argparse
-import asyncio
-import importlib.util
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from art.distributed.launch import ArtLaunchContext
-    from art.distributed.programs import Main
+    import argparse
+
+    from art.demo.command import Parser
 
 _FAILURE = 1
-_STARTUP_TIMEOUT_S = 120.0
-_DEMO_NEEDS = {
-    "monarch": "distributed",
-    "psutil": "distributed",
-    "art_trainer": "cpu",
-    "art_serving": "cpu",
-    "rich": "cpu",
-}
+_USAGE_ERROR = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The command; leaves with 0, 1 after an error, 2 for wrong arguments, 128 + signal."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """As :func:`main`, but returns the exit code."""
-    parser, demo = _parsers()
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        demo.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return _demo(options)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser(given)
+    if not given:
+        parser.print_help(sys.stderr)
+        return _USAGE_ERROR
+    options = parser.parse_args(given)
+    code: int = options.run(options)
+    return code
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser of ``art`` and that of its one command."""
+def _parser(given: Sequence[str]) -> "argparse.ArgumentParser":
+    """The parser of ``art`` with those of its commands; of the one that is given with its options."""
+    import argparse
+
     import art
+    from art.demo import command
 
-    parser = argparse.ArgumentParser(prog="art", description="Reinforcement learning for language models.")
+    parser = command.Parser(
+        prog="art",
+        description="Reinforcement learning for language models.",
+        epilog="`art COMMAND --help` says more. To run a program of your own: art-monarch --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"art {art.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands", parser_class=command.Parser
+    )
     demo = commands.add_parser(
-        "demo",
-        help="train a small model on this machine, no GPU needed",
-        description='Trains SmolLM2-135M-Instruct to answer "maybe": the whole loop on this machine\'s CPUs. '
-        "The first run fetches the model and builds vLLM's environment.",
+        "demo", help=command.SUMMARY, description=command.DESCRIPTION, epilog=command.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    command.add_arguments(demo)
+    demo.set_defaults(run=command.run)
+    report = commands.add_parser(
+        "report",
+        help="write the page of a run again",
+        description="Reads the folder of a run, finished or not, and writes its report.html again: one page "
+        "that stands alone, with plots and sample trajectories.",
     )
-    demo.add_argument(
-        "--steps", type=_steps, default=25, metavar="N", help="the most steps to take (default 25)"
-    )
-    demo.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and sampling (default 0)")
-    demo.add_argument(
-        "--run-dir",
-        type=Path,
-        metavar="DIR",
-        help="a new folder for what the run leaves (default: under runs/)",
-    )
-    return parser, demo
+    report.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
+    report.set_defaults(run=_report)
+    _add_doctor(commands, named="doctor" in given[:1])
+    return parser
 
 
-def _steps(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps (1 or more)")
-    return int(text)
+def _add_doctor(commands: "argparse._SubParsersAction[Parser]", *, named: bool) -> None:
+    """`art doctor`; its options are loaded when it is the command."""
+    summary = "say what this machine can run and what is missing"
+    if not named:
+        commands.add_parser("doctor", help=summary)
+        return
+    from art.checks import doctor
+
+    parser = commands.add_parser("doctor", help=summary, description=doctor.DESCRIPTION)
+    doctor.add_arguments(parser)
+    parser.set_defaults(run=doctor.run)
 
 
-def _demo(options: argparse.Namespace) -> int:
-    missing = [name for name in _DEMO_NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        sys.stderr.write(
-            f"art demo: not installed: {', '.join(missing)}. They come with the extra 'cpu':\n"
-            f"    pip install 'openpipe-art[cpu]'\n"
-        )
-        return _FAILURE
-    from art.distributed import monarch_cli
-    from art.distributed.programs import Program
-
-    with monarch_cli.Signals() as signals:
-        print('art demo: SmolLM2-135M-Instruct learns to answer "maybe" (Ctrl-C ends it)', flush=True)
-        program = Program("art.demo.yes_no_maybe.train", "main")
-        launch = argparse.Namespace(port=0, startup_timeout=_STARTUP_TIMEOUT_S)
-        try:
-            asyncio.run(monarch_cli.run_local(program, _with_settings(options), launch, signals))
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            if signals.received is None:
-                raise
-        except _errors() as error:
-            sys.stderr.write(f"art demo: {error}\n")
-            return _FAILURE if signals.received is None else 128 + signals.received
-    return 0 if signals.received is None else 128 + signals.received
-
-
-def _with_settings(options: argparse.Namespace) -> "Main":
-    async def program(launch: "ArtLaunchContext") -> None:
-        from art.demo.yes_no_maybe import train
-
-        settings = train.Settings(steps=options.steps, seed=options.seed, run_dir=options.run_dir)
-        await train.main(launch, settings)
-
-    return program
-
-
-def _errors() -> tuple[type[Exception], ...]:
-    """The errors whose text names cause and remedy, so that a traceback would add nothing."""
+def _report(options: "argparse.Namespace") -> int:
+    """`art report`."""
     from art.errors import ArtError
-    from art_serving import ServingError
-    from art_topology import TopologyError
+    from art.reporting.page import write_report
 
-    return (ArtError, ServingError, TopologyError)
+    try:
+        print(write_report(options.folder))
+    except ArtError as error:
+        sys.stderr.write(f"art report: {error}\n")
+        return _FAILURE
+    return 0
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from art.errors import ArtError
 
 BUNDLE = Path(__file__).with_name("model_bundle")
 NAME = "smollm2-135m-instruct"
+SMOLLM2 = "SmolLM2-135M-Instruct"
 
 _LOCK_POLL_S = 0.2
 _GRACE_S = 1.0
@@ -130,6 +131,13 @@ def read_manifest(folder: Path) -> ModelManifest:
         return msgspec.json.decode(path.read_bytes(), type=ModelManifest)
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+def model_name(folder: Path) -> str:
+    """The model's name: of its manifest where it was made here, else of its folder."""
+    if (folder / "manifest.json").is_file() and folder.name.startswith(f"{NAME}-"):
+        return read_manifest(folder).model
+    return folder.name
 
 
 def verify(folder: Path) -> None:

@@ -13,13 +13,13 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from art.checks import require, runtime_checks
 from art.distributed.errors import CloseError, ProgramError
 from art.distributed.programs import Main, Program, parse_program
+from art.distributed.user_traceback import user_traceback
 from art.errors import ArtError
 from art_topology import TopologyError
 
@@ -105,20 +105,27 @@ def _run_program(program: Program, function: Main, options: argparse.Namespace, 
         return _FAILURE
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else _FAILURE if leave.code else 0
-    except Exception:  # noqa: BLE001 - a program's error is shown as Python shows it
-        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001 - a program's error is shown as Python shows it
+        sys.stderr.write(user_traceback(error))
         return _FAILURE
     return 0
 
 
 def _report(error: BaseException) -> None:
-    """One message for an error of ART, a traceback for another; what closing hid comes first."""
+    for text in error_texts(error):
+        sys.stderr.write(text if text.startswith("Traceback") else f"art-monarch: {text}\n")
+
+
+def error_texts(error: BaseException) -> list[str]:
+    """The text of an error of ART, the traceback of another; what closing hid comes first."""
+    texts = []
     if isinstance(error, CloseError) and error.__context__ is not None:
-        _report(error.__context__)
+        texts = error_texts(error.__context__)
     if isinstance(error, _CLEAR):
-        sys.stderr.write(f"art-monarch: {error}\n")
+        texts.append(str(error))
     elif not isinstance(error, asyncio.CancelledError):
-        traceback.print_exception(error)
+        texts.append(user_traceback(error))
+    return texts
 
 
 async def run_local(

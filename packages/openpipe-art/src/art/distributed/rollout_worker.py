@@ -14,6 +14,7 @@ import msgspec
 from art.distributed import user_values
 from art.distributed.callables import AsyncFunction, InstalledAsyncCallable
 from art.distributed.service import Raised, raised
+from art.distributed.user_traceback import user_traceback
 from art.errors import ArtError
 from art.model import TrainableModel
 from art.records import trajectory_record
@@ -95,7 +96,7 @@ class RolloutWorker:
             value = await self._roll_out(request)
             return RolloutValue(user_values.pack(value, "the result of a rollout"))
         except Exception as error:  # noqa: BLE001 - the caller gets it with its traceback
-            return raised(error)
+            return _raised_by_user(error)
 
     async def submit(self, request: RolloutRequest) -> TrajectoryHandle:
         """Runs one rollout, keeps its record and returns a handle; a failure is kept as a failed record."""
@@ -111,7 +112,7 @@ class RolloutWorker:
             record = trajectory_record(trajectory, group_id=group_id, record_id=record_id)
             record.validate()
         except Exception as error:  # noqa: BLE001 - kept as the record's error
-            failure = raised(error)
+            failure = _raised_by_user(error)
             record = TrajectoryRecord(
                 record_id=record_id,
                 group_id=group_id,
@@ -152,6 +153,11 @@ class RolloutWorker:
     async def close(self) -> None:
         """Removes the segments."""
         self._segments.close()
+
+
+def _raised_by_user(error: BaseException) -> Raised:
+    """An exception of user code as a reply."""
+    return msgspec.structs.replace(raised(error), traceback=user_traceback(error))
 
 
 def handle_of(record: TrajectoryRecord, ref: TrajectoryRef) -> TrajectoryHandle:

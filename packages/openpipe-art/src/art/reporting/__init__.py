@@ -6,7 +6,7 @@ what they mean, :mod:`art.reporting.events` what displays are told.
 
 from art.reporting.displays import Display, JsonDisplay, PlainDisplay, choose_display
 from art.reporting.run_report import WINDOW, Executor, Phase, ReportError, RunReport
-from art.reporting.run_writer import RunFinishedError
+from art.reporting.run_writer import RunFinishedError, check_new_folder, read_resumable
 
 __all__ = [
     "WINDOW",
@@ -18,5 +18,7 @@ __all__ = [
     "ReportError",
     "RunFinishedError",
     "RunReport",
+    "check_new_folder",
     "choose_display",
+    "read_resumable",
 ]

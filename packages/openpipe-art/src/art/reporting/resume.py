@@ -1,9 +1,9 @@
 """Where a run goes on that was stopped or killed: arithmetic on what its folder holds.
 
 A step's line is written before the next step begins, and its generation becomes durable beside the next
-steps. So what a kill leaves is one of three things: generations that lag behind the lines (the steps that they
-lack are lost and rolled back), generations that agree with them, or one generation more than there are lines
-(the step was trained, its line was lost, and is written again).
+steps. So what a kill leaves is one of three things: generations that lag behind the lines (the steps that
+they lack are lost and rolled back), generations that agree with them, or one generation more than there are
+lines (the step was trained, its line was lost, and is written again).
 """
 
 from collections.abc import Sequence

@@ -163,6 +163,7 @@ class RunReport:
             reason = "interrupted" if stopped else "failed"
         last = self._recent()
         try:
+            page = self._write_page()
             self._show(
                 RunEnded(
                     reason=reason,
@@ -171,12 +172,24 @@ class RunReport:
                     reward=statistics.fmean(last) if last else None,
                     rewards=len(last),
                     run_folder=str(self.folder),
-                    report=None,
+                    report=page,
                 )
             )
         finally:
             self._display.close()
             self._writer.close()
+
+    def _write_page(self) -> str | None:
+        """Makes `report.html` once there is a step; when it cannot be made, that is told."""
+        if not self.steps_done:
+            return None
+        from art.reporting.page import write_report
+
+        try:
+            return str(write_report(self.folder))
+        except ArtError as error:
+            self.line(f"the page was not written: {error}")
+            return None
 
     def model(self, folder: Path, name: str | None = None) -> None:
         """Says what the base model is: a Hugging Face folder, whose tokenizer gives tokens their texts.

@@ -76,9 +76,8 @@ class RunWriter:
         Raises:
             ConfigError: there is something else, another process has it, or it cannot be written.
         """
-        occupied = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
-        if occupied and (problem := _why_kept(folder)) is not None:
-            raise ConfigError(problem)
+        check_new_folder(folder)
+        occupied = folder.exists() and not _is_empty(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = _locked(folder)
@@ -112,13 +111,13 @@ class RunWriter:
         Raises:
             ConfigError: it is no run, is finished, has other settings, is in use, or cannot be resumed.
         """
-        describe_resumable(folder)
+        read_resumable(folder)
         try:
             lock = _locked(folder)
         except OSError as error:
             raise _unwritable(folder, error) from error
         try:
-            writer = cls(folder, lock, describe_resumable(folder))
+            writer = cls(folder, lock, read_resumable(folder))
             _check_settings(settings, writer.description.settings)
             _wait_until_free(folder / GENERATIONS / LOCK)
             writer._take_up()
@@ -232,7 +231,7 @@ class RunWriter:
             write_lines(self.folder / EVALUATIONS, self.evaluations)
 
 
-def describe_resumable(folder: Path) -> RunDescription:
+def read_resumable(folder: Path) -> RunDescription:
     """What the run in ``folder`` is.
 
     Raises:
@@ -275,6 +274,21 @@ def model_digest(folder: Path) -> str:
     except OSError as error:
         raise ConfigError(f"the base model {folder} cannot be read: {error}") from error
     return digest.hexdigest()
+
+
+def check_new_folder(folder: Path) -> None:
+    """Says now what :meth:`RunWriter.fresh` would say of ``folder``; changes nothing.
+
+    Raises:
+        ConfigError: a new run cannot have it.
+    """
+    folder = folder.resolve()
+    if folder.exists() and not _is_empty(folder) and (problem := _why_kept(folder)) is not None:
+        raise ConfigError(problem)
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _why_kept(folder: Path) -> str | None:

@@ -12,7 +12,7 @@ import msgspec
 
 import art
 from art.demo import task
-from art.demo.model import ensure_smollm2, ensure_vllm
+from art.demo.model import SMOLLM2, ensure_smollm2, ensure_vllm, model_name
 from art.distributed import ArtLaunchContext, ArtRuntime, InstalledAsyncCallable, compile_topology
 from art.reporting import Display, RunReport
 
@@ -79,12 +79,12 @@ async def main(
         NAME, settings.run_dir, settings, resume=settings.resume, summary=task.summary, display=display
     )
     with report:
-        with report.phase("model", fetches=True) as phase:
+        with report.phase(f"model {settings.model or SMOLLM2}", fetches=True) as phase:
             base_model = settings.model or await ensure_smollm2(progress=report.progress)
             phase.detail = str(base_model)
         with report.phase("vLLM for CPUs", fetches=True) as phase:
             phase.detail = str(await ensure_vllm(progress=report.progress))
-        report.model(base_model)
+        report.model(base_model, model_name(base_model))
         art.init_megatron_runtime_config(topology=art.MegatronTopologyConfig(), packed_sequence_length=2048)
         art.check_prompt_lengths(base_model, task.all_prompts(), max_tokens=task.SAMPLING.max_tokens)
         model = art.TrainableModel(name=NAME, project="demo", base_model=str(base_model))
@@ -112,7 +112,7 @@ async def main(
                 """Prompts whose wordings are not trained on, each answered once."""
                 scenarios = task.scenario_groups(task.HELD_OUT_WORDINGS, samples=1, seed=settings.seed)
                 await report.evaluate(
-                    "held-out wordings",
+                    "held-out",
                     (
                         executor.run(index % ROLLOUT_WORKERS, rollout, model, scenario, task.SAMPLING)
                         for index, (scenario,) in enumerate(itertools.islice(scenarios, HELD_OUT))

