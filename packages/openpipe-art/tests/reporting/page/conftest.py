@@ -36,6 +36,7 @@ DESCRIPTION = RunDescription(
     model="SmolLM2-135M-Instruct",
     model_folder="/models/SmolLM2-135M-Instruct",
     started_unix_s=1_796_000_000.0,
+    finished=True,
     settings={"steps": 25, "prompts": 4, "samples": 16, "learning_rate": 5e-4, "seed": 0, "run_dir": None},
 )
 
@@ -117,7 +118,10 @@ class FolderMaker:
                         reward=reward,
                         advantage=(reward - mean) / deviation if deviation and samples > 1 else None,
                         metrics={"completion_tokens": float(len(exchange.tokens))},
-                        metadata={"prompt": f"One word only: {ORDERS[group % len(ORDERS)]}.", "answer": answer},
+                        metadata={
+                            "prompt": f"One word only: {ORDERS[group % len(ORDERS)]}.",
+                            "answer": answer,
+                        },
                         record=f"{step:04}{group:02}{index:02}",
                         worker=f"rollout worker {index % 2} (pid {100 + index % 2})",
                         exchanges=(exchange,) if index < with_tokens else (),
@@ -127,6 +131,8 @@ class FolderMaker:
 
     def answer(self, skill: float) -> str:
         """Text that a policy so able gives."""
+        if skill >= 1:
+            return "maybe"
         if self.random.random() > 0.1 + skill:
             return self.random.choice(OTHER)
         return self.random.choices(list(REWARDS), [1, 0.6, 0.2 + 9 * skill**2])[0]
@@ -136,7 +142,9 @@ class FolderMaker:
         words = answer.replace(" ", "\0 ").split("\0")
         tokens = (*words, "<|im_end|>")
         logprobs = tuple(-self.random.expovariate(0.4 + 8 * skill) for _ in tokens)
-        return ExchangeLine(prompt=prompt, tokens=tokens, logprobs=logprobs, versions=(version,) * len(tokens))
+        return ExchangeLine(
+            prompt=prompt, tokens=tokens, logprobs=logprobs, versions=(version,) * len(tokens)
+        )
 
     def metrics(
         self, step: int, version: int, lines: list[TrajectoryLine], *, skipped: bool

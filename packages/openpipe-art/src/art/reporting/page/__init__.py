@@ -4,6 +4,6 @@
 """
 
 from art.reporting.page.document import write_report
-from art.reporting.page.load import ReportError
+from art.reporting.page.load import PageError
 
-__all__ = ["ReportError", "write_report"]
+__all__ = ["PageError", "write_report"]

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from art.reporting.page.figures import Figure, day, key_figures
-from art.reporting.page.load import TRAINING, ReportError, Run, load_run
+from art.reporting.page.load import TRAINING, PageError, Run, load_run
 from art.reporting.page.samples import Samples, choose_samples
 from art.reporting.run_folder import REPORT
 
@@ -34,7 +34,7 @@ def write_report(folder: Path) -> Path:
         folder: a run's folder as :mod:`art.reporting.run_folder` describes it; the run may still go on.
 
     Raises:
-        ReportError: the folder is missing or no run's, a finished line cannot be read, or the page cannot be
+        PageError: the folder is missing or no run's, a finished line cannot be read, or the page cannot be
             written; the text names the file.
     """
     run = load_run(folder)
@@ -48,7 +48,7 @@ def write_report(folder: Path) -> Path:
         finally:
             aside.unlink(missing_ok=True)
     except OSError as error:
-        raise ReportError(f"{target} cannot be written: {error}") from error
+        raise PageError(f"{target} cannot be written: {error}") from error
     return target
 
 
@@ -66,6 +66,7 @@ def render(run: Run, samples: Samples) -> bytes:
             "model": _text(description.model),
             "version": _text(description.art_version),
             "started": _text(day(description.started_unix_s)),
+            "state": "" if description.finished else " · <strong>not finished</strong>",
             "figures": "".join(map(_figure, key_figures(run))),
             "settings": _settings(description.settings),
             "style": style,
@@ -82,7 +83,6 @@ def _payload(run: Run, samples: Samples) -> dict[str, Any]:
     return {
         "steps": {name: [step.get(name) for step in run.steps] for name in names},
         "summaries": summaries,
-        "lost_steps": run.lost_steps,
         "evaluations": run.evaluations,
         "phases": run.phases,
         "texts": samples.texts,

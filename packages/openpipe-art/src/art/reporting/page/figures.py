@@ -79,23 +79,27 @@ def total(steps: Sequence[Step], name: str) -> float | None:
     return math.fsum(values) if values else None
 
 
+def _number(step: Step) -> str:
+    return f"{int(step['step'] or 0):,}"
+
+
 def _change(first: float | None, last: float | None) -> str:
     return f"{score(first)} → {score(last)}"
 
 
 def _reward(steps: Sequence[Step]) -> Figure:
     if len(steps) == 1:
-        return Figure("Reward in training", score(steps[0].get("reward")), "mean of the one step")
+        return Figure("Reward, training", score(steps[0].get("reward")), "mean of the one step")
     value = _change(steps[0].get("reward"), steps[-1].get("reward"))
-    return Figure("Reward in training", value, "mean of the first step → of the last")
+    return Figure("Reward, training", value, f"step {_number(steps[0])} → {_number(steps[-1])}, mean")
 
 
 def _evaluation(name: str, items: Sequence[Evaluation]) -> Figure:
-    label = f"Reward on {name.replace('_', ' ').replace('-', ' ')}" + (" prompts" if "held" in name else "")
+    label = f"Reward, {name}"
     last = items[-1]
     if len(items) == 1:
-        return Figure(label, score(last.reward), f"{last.trajectories:,} rollouts after step {last.step}")
-    detail = f"{last.trajectories:,} rollouts, not trained on · step {items[0].step} → {last.step}"
+        return Figure(label, score(last.reward), f"{last.trajectories:,} answers after step {last.step}")
+    detail = f"step {items[0].step:,} → {last.step:,}, {last.trajectories:,} answers"
     return Figure(label, _change(items[0].reward, last.reward), detail)
 
 
@@ -104,8 +108,9 @@ def _steps(run: Run) -> Figure:
         return Figure("Steps", "0", "no step is finished")
     skipped = sum(bool(step.get("skipped")) for step in run.steps)
     parts = [f"{skipped:,} had nothing to learn from" if skipped else "each changed the policy"]
-    if run.lost_steps:
-        parts.append(f"{run.lost_steps:,} lost at a stop")
+    restored = sum(bool(step.get("restored")) for step in run.steps)
+    if restored:
+        parts.append(f"{restored:,} restored after a kill")
     return Figure("Steps", f"{len(run.steps):,}", " · ".join(parts))
 
 
@@ -114,7 +119,7 @@ def _tokens(steps: Sequence[Step]) -> Figure:
     if not logical or not physical:
         return Figure("Tokens trained on", amount(logical), "logical")
     return Figure(
-        "Tokens trained on", amount(logical), f"{amount(physical)} computed: {logical / physical:.1f}x fewer"
+        "Tokens trained on", amount(logical), f"{amount(physical)} computed, {logical / physical:.1f}x fewer"
     )
 
 

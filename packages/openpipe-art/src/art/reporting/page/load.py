@@ -30,7 +30,7 @@ _FILE_NAME = re.compile(r"(.+)-(\d+)\.jsonl")
 type Step = dict[str, float | None]
 
 
-class ReportError(ArtError):
+class PageError(ArtError):
     """A run's folder cannot be shown: the text names the file and what is wrong with it."""
 
 
@@ -69,7 +69,6 @@ class Rollout(msgspec.Struct, frozen=True):
     advantage: float | None = None
     metrics: dict[str, float | None] = {}
     metadata: dict[str, str | int | float | bool | None] = {}
-    worker: str = ""
     exchanges: tuple[Exchange, ...] = ()
 
 
@@ -91,13 +90,11 @@ class Run(msgspec.Struct, frozen=True):
 
     Args:
         steps: in order, each once.
-        lost_steps: lines of steps that were taken again, or given up, when the run was resumed.
         files: trajectories of the ``steps`` and of the evaluations, in order.
     """
 
     description: RunDescription
     steps: list[Step]
-    lost_steps: int
     evaluations: list[Evaluation]
     phases: list[Phase]
     files: list[TrajectoryFile]
@@ -107,27 +104,22 @@ def load_run(folder: Path) -> Run:
     """Everything of a run but its trajectories.
 
     Raises:
-        ReportError: the folder or its ``run.json`` is missing, or a finished line cannot be read.
+        PageError: the folder or its ``run.json`` is missing, or a finished line cannot be read.
     """
     if not folder.is_dir():
-        raise ReportError(f"there is no run folder {folder}")
-    lines = _read(folder / METRICS, dict[str, float | None])
+        raise PageError(f"there is no run folder {folder}")
     steps: dict[int, Step] = {}
-    for position, line in enumerate(lines, start=1):
+    for position, line in enumerate(_read(folder / METRICS, dict[str, float | None]), start=1):
         number = line.get("step")
         if number is None:
-            raise ReportError(f"{folder / METRICS}, line {position}: there is no number `step` in it")
-        if line.get("lost"):
-            steps.pop(int(number), None)
-        else:
-            steps[int(number)] = line
+            raise PageError(f"{folder / METRICS}, line {position}: there is no number `step` in it")
+        steps[int(number)] = line
     evaluations = {
         (item.name, item.step, item.policy_version): item for item in _read(folder / EVALUATIONS, Evaluation)
     }
     return Run(
         description=_description(folder),
         steps=[steps[number] for number in sorted(steps)],
-        lost_steps=len(lines) - len(steps),
         evaluations=list(evaluations.values()),
         phases=_read(folder / PHASES, Phase),
         files=[item for item in _files(folder) if not item.of_training or item.number in steps],
@@ -138,7 +130,7 @@ def read_rollouts(file: TrajectoryFile) -> list[Rollout]:
     """The trajectories in a file.
 
     Raises:
-        ReportError: a finished line cannot be read.
+        PageError: a finished line cannot be read.
     """
     return _read(file.path, Rollout)
 
@@ -147,11 +139,11 @@ def _description(folder: Path) -> RunDescription:
     try:
         return read_run(folder)
     except FileNotFoundError as error:
-        raise ReportError(
+        raise PageError(
             f"{folder} is no run folder: it has no {RUN}; `art demo --run-dir FOLDER` makes one"
         ) from error
     except (OSError, msgspec.MsgspecError) as error:
-        raise ReportError(f"{folder / RUN} cannot be read: {error}") from error
+        raise PageError(f"{folder / RUN} cannot be read: {error}") from error
 
 
 def _read[Line](path: Path, kind: type[Line]) -> list[Line]:
@@ -159,7 +151,7 @@ def _read[Line](path: Path, kind: type[Line]) -> list[Line]:
     try:
         lines.extend(read_lines(path, kind))
     except (OSError, msgspec.MsgspecError) as error:
-        raise ReportError(f"{path}, line {len(lines) + 1}: cannot be read: {error}") from error
+        raise PageError(f"{path}, line {len(lines) + 1}: cannot be read: {error}") from error
     return lines
 
 

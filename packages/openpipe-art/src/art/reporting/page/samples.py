@@ -63,7 +63,7 @@ def choose_samples(files: Sequence[TrajectoryFile], budget: int = PAGE_BUDGET) -
     """Reads every file once and keeps what fits into ``budget`` bytes.
 
     Raises:
-        ReportError: a finished line cannot be read.
+        PageError: a finished line cannot be read.
     """
     shown_files = _evenly(len(files), max(1, budget // LEAST_PER_FILE))
     writer = _Writer()

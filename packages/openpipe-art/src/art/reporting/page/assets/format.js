@@ -60,7 +60,7 @@ function percent(share) {
 // How the axis of a metric is called: names that end in `_s` are seconds, in `_bytes` bytes.
 function unitOf(name) {
   if (name.endsWith("_per_s")) return "per second";
-  if (name.endsWith("_s")) return "s";
+  if (name.endsWith("_s")) return "seconds";
   return name.endsWith("_bytes") ? "bytes" : "";
 }
 
@@ -75,7 +75,8 @@ function visible(text) {
   let end = 0;
   for (const match of text.matchAll(UNSEEN)) {
     if (match.index > end) nodes.push(text.slice(end, match.index));
-    nodes.push(element("span", { class: "code" }, nameOf(match[0])));
+    const name = nameOf(match[0]);
+    nodes.push(element("span", { class: name.startsWith("U+") ? "code named" : "code" }, name));
     if (match[0] === "\n") nodes.push("\n");
     end = match.index + match[0].length;
   }

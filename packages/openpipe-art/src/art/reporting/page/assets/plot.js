@@ -5,8 +5,8 @@
 // its values, `at` finds the value that the legend shows for a step. Every point is drawn, however many there are.
 "use strict";
 
-const HEIGHT = 230;
-const MARGIN = { top: 10, right: 14, bottom: 26 };
+const HEIGHT = 246;
+const MARGIN = { top: 26, right: 20, bottom: 26 };
 const DIGIT = 7.1; // pixels, of the axis' font
 
 const cursor = {
@@ -40,6 +40,9 @@ class Plot {
   show(series, unit) {
     this.series = series.filter((item) => item.ys.some(isNumber));
     this.unit = unit;
+    // Without a cursor the values are those of the last step that has all of them.
+    const whole_ = this.series.filter((item) => item.xs === this.steps);
+    this.rest = this.steps.findLast((_, index) => whole_.every((item) => isNumber(item.ys[index]))) ?? this.steps.at(-1);
     this.values = [];
     this.legend.replaceChildren(...this.series.map((item) => {
       const value = element("b");
@@ -57,7 +60,7 @@ class Plot {
       return;
     }
     const scale = this.scale === "log" ? logScale(this.extent()) : linearScale(this.extent(), this.zero, this.integers);
-    const left = Math.max(...scale.ticks.map((tick) => tick.text.length)) * DIGIT + 12;
+    const left = Math.max(4, ...scale.ticks.map((tick) => tick.text.length)) * DIGIT + 12;
     const [first, last] = this.domain;
     this.x = (step) => left + ((step - first) / (last - first)) * (width - left - MARGIN.right);
     this.y = (value) => MARGIN.top + (1 - scale.share(value)) * (HEIGHT - MARGIN.top - MARGIN.bottom);
@@ -98,8 +101,13 @@ class Plot {
         drawing("text", { class: "tick", x: left - 8, y: y + 4, "text-anchor": "end" }, text));
     }
     for (const step of stepTicks(this.domain, Math.max(2, Math.floor((width - left) / 64)))) {
-      root.append(drawing("text", { class: "tick", x: this.x(step), y: HEIGHT - 8, "text-anchor": "middle" }, whole.format(step)));
+      const text = whole.format(step);
+      if (this.x(step) - (text.length * DIGIT) / 2 < left - 4) continue;
+      root.append(drawing("text", { class: "tick", x: this.x(step), y: HEIGHT - 8, "text-anchor": "middle" }, text));
     }
+    root.append(
+      drawing("text", { class: "tick unit", x: left - 8, y: HEIGHT - 8, "text-anchor": "end" }, "step"),
+      drawing("text", { class: "tick unit", x: 0, y: 11 }, this.unit));
   }
 
   shapes() {
@@ -109,8 +117,9 @@ class Plot {
       if (item.kind === "band") return [drawing("path", { class: `band ${tone}`, d: this.bandPath(item) })];
       if (item.kind === "bars") return [drawing("path", { class: `bars ${tone}`, d: this.barPath(item, base) })];
       const marks = this.marks(item, tone);
-      if (item.kind === "points") return marks;
-      return [drawing("path", { class: `stroke ${tone}${item.dashed ? " dashed" : ""}`, d: this.linePath(item) }), ...marks];
+      const dots = drawing("path", { class: `specks ${tone}`, d: this.specks(item) });
+      if (item.kind === "points") return [dots, ...marks];
+      return [drawing("path", { class: `stroke ${tone} ${item.dash ?? ""}`, d: this.linePath(item) }), dots, ...marks];
     });
   }
 
@@ -148,11 +157,26 @@ class Plot {
     return path;
   }
 
-  // Marks where they have room, where a line would have no length, and for points always.
-  marks({ xs, ys, kind, shape = "circle", hollow }, tone) {
-    return xs.flatMap((x, index) => {
+  // Points have marks where there is room for them.
+  roomFor({ xs }) {
+    return xs.length < 2 || ((this.x(xs.at(-1)) - this.x(xs[0])) / (xs.length - 1)) >= 12;
+  }
+
+  // Where there is no room, single points are specks: else a line of no length would not be seen.
+  specks(item) {
+    if (this.roomFor(item)) return "";
+    const { xs, ys, kind } = item;
+    return xs.map((x, index) => {
       const alone = !isNumber(ys[index - 1]) && !isNumber(ys[index + 1]);
-      if (!isNumber(ys[index]) || !(kind === "points" || this.pitch >= 12 || alone)) return [];
+      return isNumber(ys[index]) && (kind === "points" || alone) ? `M${this.x(x).toFixed(1)} ${this.y(ys[index]).toFixed(1)}h0` : "";
+    }).join("");
+  }
+
+  marks(item, tone) {
+    if (item.smooth || !this.roomFor(item)) return [];
+    const { xs, ys, shape = "circle", hollow } = item;
+    return xs.flatMap((x, index) => {
+      if (!isNumber(ys[index])) return [];
       const empty = hollow?.[index] ? " hollow" : "";
       return [mark(shape, this.x(x), this.y(ys[index]), `mark ${tone}${empty}`)];
     });
@@ -192,7 +216,7 @@ class Plot {
   }
 
   showCursor() {
-    const step = cursor.step ?? this.steps.at(-1);
+    const step = cursor.step ?? this.rest;
     const index = this.steps.indexOf(step);
     const remark = this.remark?.(index);
     this.where.textContent = `step ${whole.format(step)}${remark ? ` \u00b7 ${remark}` : ""}`;
@@ -215,19 +239,19 @@ class Plot {
 
 function mark(shape, x, y, name) {
   const big = name.includes("big") ? 1.6 : 1;
-  if (shape === "circle") return drawing("circle", { class: name, cx: x, cy: y, r: 3 * big });
+  if (shape === "circle") return drawing("circle", { class: name, cx: x, cy: y, r: 3.5 * big });
   const r = (shape === "diamond" ? 6 : 3.5) * big;
   const corners = shape === "diamond" ? [[0, -r], [r, 0], [0, r], [-r, 0]] : [[-r, -r], [r, -r], [r, r], [-r, r]];
   return drawing("path", { class: name, d: `M${corners.map(([dx, dy]) => `${x + dx} ${y + dy}`).join("L")}Z` });
 }
 
-function swatch({ kind, tone, shape = "circle", dashed }) {
+function swatch({ kind, tone, shape = "circle", dash = "", smooth }) {
   const root = drawing("svg", { width: 22, height: 12, viewBox: "0 0 22 12", "aria-hidden": "true" });
   if (kind === "bars" || kind === "band") {
     root.append(drawing("rect", { class: `${kind} tone${tone}`, x: 5, y: 0, width: 12, height: 12, rx: 2 }));
   } else {
-    if (kind !== "points") root.append(drawing("path", { class: `stroke tone${tone}${dashed ? " dashed" : ""}`, d: "M0 6H22" }));
-    root.append(mark(shape, 11, 6, `mark tone${tone}`));
+    if (kind !== "points") root.append(drawing("path", { class: `stroke tone${tone} ${dash}`, d: "M0 6H22" }));
+    if (!smooth) root.append(mark(shape, 11, 6, `mark tone${tone}`));
   }
   return root;
 }
@@ -271,6 +295,6 @@ function niceStride(rough) {
 function stepTicks([first, last], most) {
   const stride = Math.max(1, niceStride((last - first) / most));
   const ticks = [];
-  for (let step = Math.ceil(first / stride) * stride; step <= last; step += stride) ticks.push(step);
+  for (let step = Math.ceil(Math.max(0, first) / stride) * stride; step <= last; step += stride) ticks.push(step);
   return ticks;
 }

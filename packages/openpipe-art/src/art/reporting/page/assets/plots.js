@@ -1,42 +1,41 @@
 // Which plots a run gets, from the page's data.
 "use strict";
 
-const SKIPPED = "equal rewards, nothing to learn";
 
 function plots(data) {
   const columns = data.steps;
   const steps = columns.step;
   const evaluated = data.evaluations.map((item) => item.step);
   const domain = [Math.min(steps[0], ...evaluated) - 0.5, Math.max(steps.at(-1), ...evaluated) + 0.5];
-  const remark = (index) => (columns.skipped?.[index] ? SKIPPED : "");
+  const remark = (index) => (columns.skipped?.[index] ? "no update" : columns.restored?.[index] ? "restored after a kill" : "");
   const shared = { steps, domain, remark };
   const series = (name, key, tone, more = {}) => ({ name, tone, kind: "line", xs: steps, ys: columns[key] ?? [], ...more });
   return [
     rewardPlot(data, shared, series),
     new Plot({
-      ...shared, title: "Tokens", zero: true,
-      note: "Per step. Logical tokens are what the rollouts contain, physical ones what the trainer computed: equal beginnings once.",
+      ...shared, title: "Tokens", unit: "tokens per step", zero: true,
+      note: "Logical tokens are what the rollouts contain, physical ones what the trainer computed: equal beginnings once.",
       series: [
         series("logical", "logical_tokens", 1, { format: whole.format }),
         series("physical", "physical_tokens", 2, { shape: "square", format: whole.format }),
       ],
     }),
     new Plot({
-      ...shared, title: "Time of a step, in seconds", zero: true,
+      ...shared, title: "Time of a step", unit: "seconds", zero: true,
       note: "From the first prompt of a step until the server runs the policy that came of it.",
       series: timeSeries(columns).map((item) => ({ ...item, kind: "bars", xs: steps, format: duration })),
     }),
     new Plot({
-      ...shared, title: "Trainer against sampler", scale: "log",
-      note: "Absolute difference of a token\u2019s log-prob, in nats, as the trainer computes it and as the server sampled it. Steps without an update have none.",
+      ...shared, title: "Trainer against sampler", unit: "nats", scale: "log",
+      note: "Absolute difference of a token\u2019s log-prob as the trainer computes it and as the server sampled it. Steps without an update have none.",
       series: [
         series("mean", "sampler_difference_mean", 1),
         series("99th percentile", "sampler_difference_p99", 2, { shape: "square" }),
-        series("largest", "sampler_difference_max", 3, { shape: "diamond", dashed: true }),
+        series("largest", "sampler_difference_max", 3, { shape: "diamond", dash: "dashed" }),
       ],
     }),
     new Plot({
-      ...shared, title: "Policy versions", integers: true,
+      ...shared, title: "Policy versions", unit: "version", integers: true,
       note: "A version is the number of the optimizer step that made it. Tokens of one step may come from several.",
       series: versionSeries(data, series),
     }),
@@ -53,7 +52,7 @@ function rewardPlot(data, shared, series) {
   const held = names.map((name, index) => {
     const items = evaluations.filter((item) => item.name === name);
     return {
-      name: name.replaceAll(/[-_]/g, " "), tone: 2 + index, shape: "diamond", dashed: true, kind: items.length > 1 ? "line" : "points",
+      name, tone: 2 + index, shape: "diamond", dash: "dotted", kind: items.length > 1 ? "line" : "points",
       xs: items.map((item) => item.step), ys: items.map((item) => item.reward),
       at: (step) => {
         const seen = items.filter((item) => item.step <= step).at(-1);
@@ -61,18 +60,31 @@ function rewardPlot(data, shared, series) {
       },
     };
   });
+  const smoothed = runningMean(shared.steps, data.steps.reward ?? []);
   const plot = new Plot({
-    ...shared, title: "Reward",
+    ...shared, title: "Reward", unit: "reward",
     note: "Mean over the rollouts of a step. Hollow points are steps without an update: each group\u2019s rewards were equal.",
     series: [
       { name: "middle half of the rollouts", tone: 1, kind: "band", xs: shared.steps, ys: low, tops: high,
         at: (step) => { const index = shared.steps.indexOf(step); return isNumber(low[index]) ? `${short(low[index])} to ${short(high[index])}` : NONE; } },
-      series("training", "reward", 1, { hollow: data.steps.skipped }),
+      series("training", "reward", 1, { hollow: data.steps.skipped, dash: smoothed.length ? "faint" : "" }),
+      ...smoothed,
       ...held,
     ],
   });
   plot.figure.classList.add("wide");
   return plot;
+}
+
+// Of long runs: the mean of the last steps, beside what each step had.
+function runningMean(steps, values) {
+  if (steps.length <= 100) return [];
+  const count = Math.round(steps.length / 40);
+  const ys = values.map((_, index) => {
+    const last = values.slice(Math.max(0, index - count + 1), index + 1).filter(isNumber);
+    return last.length ? last.reduce((sum, value) => sum + value, 0) / last.length : null;
+  });
+  return [{ name: `mean of the last ${count} steps`, tone: 1, kind: "line", smooth: true, xs: steps, ys }];
 }
 
 // The parts of a step, one after the other. What is recorded beside them (durability) is no part of it.
@@ -113,7 +125,8 @@ function versionSeries(data, series) {
 function timeByPart(data) {
   const sum = (values) => values.filter(isNumber).reduce((total, value) => total + value, 0);
   const parts = [
-    ...data.phases.map((item) => ({ name: item.name, tone: 5, seconds: item.duration_s })),
+    ...[...Map.groupBy(data.phases, (item) => item.name)].map(([name, items]) => (
+      { name: items.length > 1 ? `${name} (${items.length} times)` : name, tone: 5, seconds: sum(items.map((item) => item.duration_s)) })),
     ...timeSeries(data.steps).filter((item) => item.ys.some(isNumber)).map((item) => ({ name: `steps: ${item.name}`, tone: item.tone, seconds: sum(item.ys) })),
   ];
   const total = sum(parts.map((item) => item.seconds));
@@ -136,9 +149,8 @@ function anyPlot(columns, shared, series) {
   const names = Object.keys(columns).filter((name) => name !== "step");
   const chosen = ["entropy_mean", "loss", "reward"].find((name) => names.includes(name)) ?? names[0];
   const choice = element("select", { "aria-label": "Number to plot" }, ...names.map((name) => element("option", { value: name, selected: name === chosen }, name)));
-  const one = (name) => [series(unitOf(name) ? `${name}, ${unitOf(name)}` : name, name, 1)];
-  const plot = new Plot({ ...shared, title: element("h3", {}, "Any number"), note: "Everything that the steps recorded; all of it is in the table at the end.", series: one(chosen) });
+  const plot = new Plot({ ...shared, title: element("h3", {}, "Any number"), note: "Everything that the steps recorded; all of it is in the table at the end.", unit: unitOf(chosen), series: [series(chosen, chosen, 1)] });
   plot.heading.after(choice);
-  choice.addEventListener("change", () => plot.show(one(choice.value)));
+  choice.addEventListener("change", () => plot.show([series(choice.value, choice.value, 1)], unitOf(choice.value)));
   return plot;
 }

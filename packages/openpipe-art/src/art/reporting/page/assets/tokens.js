@@ -104,7 +104,7 @@ function legends(largest) {
   return [
     element("p", { class: "keys for-logprob" }, element("span", {}, "probability of the token when it was sampled (log-prob)"),
       ...LEVELS.map((least, index) => key(`l${index}`, least
-        ? `\u2265 ${least * 100} % (${index ? Math.log(least).toFixed(1).replace("-", "\u2212") : "\u22120.1"})` : "less"))),
+        ? `\u2265 ${least * 100} % (${index ? Math.log(least).toFixed(1).replace("-", "\u2212") : "\u22120.1"})` : "< 0.1 %"))),
     element("p", { class: "keys for-advantage" }, element("span", {}, "advantage of the rollout in its group"),
       key("down3", `\u2264 ${signed(-far)}`), key("down2", ""), key("down1", ""), key("even", `within \u00b1${short(near)}`),
       key("up1", ""), key("up2", ""), key("up3", `\u2265 ${signed(far)}`), key("untrained", "not trained on")),

@@ -27,17 +27,17 @@ class Trajectories {
     if (!data.sets.length) return;
     this.controls();
     this.tip = new Tip(this.body);
-    this.choose(this.sources.keys().next().value, Infinity);
+    this.choose(this.sources.keys().next().value, 0);
   }
 
   // What of the run is in the page.
   account() {
     const { total, shown, tokens_kept: kept, tokens_shown: withTokens, files } = this.data.counts;
     if (!total) return "The run kept no trajectories.";
-    const parts = [shown === total ? `All ${whole.format(total)} trajectories of the run are here` : `${whole.format(shown)} of the run\u2019s ${whole.format(total)} trajectories are here, chosen without regard to reward`];
+    const parts = [shown === total ? `All ${whole.format(total)} trajectories of the run are here` : `${whole.format(shown)} of the run\u2019s ${whole.format(total)} trajectories are here, taken from each group in turn`];
     if (this.data.sets.length < files) parts.push(`of ${whole.format(this.data.sets.length)} of ${whole.format(files)} steps and evaluations`);
     if (!kept) parts.push("the run kept no tokens");
-    else if (kept < total || withTokens < kept) parts.push(`${whole.format(withTokens)} with their tokens${kept < total ? `, which the run kept of ${whole.format(kept)}` : ""}`);
+    else if (kept < total || withTokens < kept) parts.push(`${whole.format(withTokens)} of them with tokens${kept < total ? `; the run kept those of ${whole.format(kept)}` : ""}`);
     return `${parts.join("; ")}. Everything that was kept is in the folder trajectories/.`;
   }
 
@@ -48,8 +48,8 @@ class Trajectories {
       return [node, element("label", {}, element("span", {}, label), node)];
     };
     const sources = [...this.sources.keys()];
-    const [source, sourceLabel] = select("of", [], () => this.choose(source.value, Infinity));
-    source.append(...sources.map((name) => element("option", { value: name }, name === "step" ? "training steps" : name.replaceAll(/[-_]/g, " "))));
+    const [source, sourceLabel] = select("Of", [], () => this.choose(source.value, 0));
+    source.append(...sources.map((name) => element("option", { value: name }, name === "step" ? "training steps" : name)));
     this.slider = element("input", { type: "range", min: 0, step: 1, "aria-label": "Step" });
     this.slider.addEventListener("input", () => this.show(Number(this.slider.value)));
     const turn = (label, sign, by) => {
@@ -67,6 +67,9 @@ class Trajectories {
       radio.addEventListener("change", () => this.root.classList.replace(...(name === "logprob" ? ["by-advantage", "by-logprob"] : ["by-logprob", "by-advantage"])));
       return element("label", {}, radio, label);
     };
+    const { tokens_shown: withTokens } = this.data.counts;
+    this.kept = element("input", { type: "checkbox", checked: withTokens > 0 });
+    this.kept.addEventListener("change", () => this.list());
     Object.assign(this, { source, group, order });
     this.status = element("p", { class: "status", role: "status" });
     this.body = element("tbody");
@@ -74,9 +77,10 @@ class Trajectories {
     this.more.addEventListener("click", () => this.extend());
     this.root.append(
       element("div", { class: "controls card" },
-        element("div", { class: "stepper" }, ...(sources.length > 1 ? [sourceLabel] : []), this.back, this.slider, this.on, this.now),
+        element("div", { class: "stepper" }, ...(sources.length > 1 ? [sourceLabel] : []), element("div", { class: "walk" }, this.back, this.slider, this.on, this.now)),
         element("div", { class: "choices" }, groupLabel, orderLabel,
-          element("fieldset", {}, element("legend", {}, "Colour"), colour("logprob", "log-prob"), colour("advantage", "advantage"))),
+          element("fieldset", {}, element("legend", {}, "Colour"), colour("logprob", "log-prob"), colour("advantage", "advantage")),
+          ...(withTokens && withTokens < this.data.counts.shown ? [element("label", {}, this.kept, "only with tokens")] : [])),
         ...legends(this.largest)),
       this.status,
       element("table", { class: "rollouts" },
@@ -90,7 +94,7 @@ class Trajectories {
     this.sets = this.sources.get(name);
     this.source.value = name;
     this.slider.max = this.sets.length - 1;
-    let best = this.sets.length - 1;
+    let best = 0;
     this.sets.forEach((set, index) => { if (Math.abs(set.number - number) < Math.abs(this.sets[best].number - number)) best = index; });
     this.show(best);
   }
@@ -99,7 +103,8 @@ class Trajectories {
   open(step) {
     if (!this.sources.has("step")) return;
     this.choose("step", step);
-    this.root.scrollIntoView({ behavior: "smooth" });
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    this.root.scrollIntoView({ behavior: still ? "auto" : "smooth" });
     this.slider.focus({ preventScroll: true });
   }
 
@@ -122,16 +127,19 @@ class Trajectories {
 
   list() {
     const by = ORDERS[this.order.value];
-    this.rows = this.set.rows.filter((row) => !this.group.value || row.g === Number(this.group.value));
+    const group = this.set.rows.filter((row) => !this.group.value || row.g === Number(this.group.value));
+    this.rows = group.filter((row) => row.x || !this.kept.checked);
     if (by) {
       const rank = new Map(this.rows.map((row) => [row, by(row)]));
       const last = (row) => (isNumber(rank.get(row)) ? rank.get(row) : Infinity);
       this.rows = this.rows.toSorted((one, other) => (last(one) === last(other) ? 0 : last(one) - last(other)));
     }
-    const rewards = this.rows.map((row) => row.r).filter(isNumber);
+    const rewards = group.map((row) => row.r).filter(isNumber);
     const mean = rewards.reduce((sum, value) => sum + value, 0) / rewards.length;
     const of = this.set.rows.length < this.set.total ? ` of the ${whole.format(this.set.total)} that were made` : "";
-    this.status.textContent = `${whole.format(this.rows.length)} ${this.rows.length === 1 ? "trajectory" : "trajectories"}${of}, mean reward ${short(mean)}`;
+    const hidden = group.length - this.rows.length;
+    this.status.textContent = `${whole.format(group.length)} ${group.length === 1 ? "trajectory" : "trajectories"}${of}, mean reward ${short(mean)}`
+      + (hidden ? `; ${whole.format(hidden)} without tokens ${hidden === 1 ? "is" : "are"} hidden` : "");
     this.tip.show(null);
     this.body.replaceChildren();
     this.before = null;
@@ -151,7 +159,7 @@ class Trajectories {
     return element("tr", {},
       cell("group", String(row.g)), cell("reward", short(row.r)),
       cell("advantage", isNumber(row.a) ? signed(row.a) : NONE),
-      element("td", { class: "exchanges" }, ...this.exchanges(row), ...this.facts(row)));
+      element("td", { class: "exchanges" }, element("div", {}, ...this.exchanges(row)), ...this.facts(row)));
   }
 
   exchanges(row) {
@@ -179,8 +187,8 @@ class Trajectories {
   facts(row) {
     const values = Object.entries(row.d ?? {}).map(([name, value]) => [name, Array.isArray(value) ? this.data.texts[value[0]] + (value[1] ? "\u2026" : "") : String(value)]);
     const numbers = Object.entries(row.m ?? {}).map(([name, value]) => [name, short(value)]);
-    const list = element("dl", {}, ...[...values, ...numbers].flatMap(([name, value]) => [element("dt", {}, ...visible(name)), element("dd", {}, ...visible(value))]));
-    if (!row.x) return [element("p", { class: "cut" }, "tokens not kept"), list];
-    return list.children.length ? [element("details", { class: "facts" }, element("summary", {}, "metadata and metrics"), list)] : [];
+    const list = element("dl", {}, ...[...values, ...numbers].map(([name, value]) => element("div", {}, element("dt", {}, ...visible(name)), element("dd", {}, ...visible(value)))));
+    if (!row.x) return [list, element("p", { class: "cut" }, "tokens not kept")];
+    return list.children.length ? [element("details", { class: "facts" }, element("summary", {}, "metadata"), list)] : [];
   }
 }
