@@ -85,9 +85,7 @@ def vllm_runtime() -> Fetched:
 def runtime_python_check() -> Check:
     """Whether vLLM's environment can be made with this Python, by the locked project's own word."""
     version = machine.python_version()
-    if version.startswith(
-        "3.12."
-    ):  # what the lock was made for; reading it takes long
+    if version.startswith("3.12."):  # what the lock was made for; reading it takes long
         return passed("Python of vLLM", version, "3.12")
     from packaging.specifiers import SpecifierSet
 

@@ -75,7 +75,7 @@ def _write(diagnosis: Diagnosis, out: TextIO) -> None:
         out.write(f"  {item.name}: {state}\n")
     mend = [check for check in diagnosis.checks if check.state is not State.OK]
     if mend:
-        out.write("\nTo mend:\n")
+        out.write("\nWhat stands in the way:\n" if not diagnosis.demo_runs else "\nWorth a look:\n")
         for check in mend:
             out.write(f"  {check.line()}\n")
     out.write("\nart demo can run here.\n" if diagnosis.demo_runs else "\nart demo cannot run here.\n")

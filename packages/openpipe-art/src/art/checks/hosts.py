@@ -137,8 +137,10 @@ def state_folder_check() -> Check:
 def folder_check(name: str, folder: Path, remedy: str) -> Check:
     """Whether ``folder`` is a folder that can be written, or can be made; nothing is made."""
     try:
-        folder.exists()
-    except OSError as error:  # a name that is too long, a loop of links
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # it is to be made
+    except OSError as error:  # a name that is too long, a loop of links, a parent that may not be searched
         return failed(name, f"{folder} cannot be made: {error.strerror}", remedy=remedy)
     existing = machine.nearest_existing(folder)
     if not existing.is_dir():

@@ -39,7 +39,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """The check as one line: what was found, what is needed, and the next step."""
         needed = f", needed: {self.needed}" if self.needed else ""
-        remedy = f". {self.remedy[:1].upper()}{self.remedy[1:]}" if self.remedy else ""
+        remedy = f". To mend: {self.remedy}" if self.remedy else ""
         return f"{self.name}: {self.found}{needed}{remedy}"
 
 

@@ -1,0 +1,224 @@
+"""Before `art demo` does anything, everything that is wrong is told in one message, and nothing is made."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from art.checks import PreflightError, State, demo_checks, failures, require
+from art.checks import demo as demo_module
+
+HIDDEN = ("art_trainer", "art_serving", "rich", "monarch", "psutil", "tokenizers", "jinja2", "torch")
+BASE_INSTALL = f"""
+import importlib.metadata, sys
+
+HIDDEN = {HIDDEN!r}
+DISTRIBUTIONS = {{"art-trainer", "art-serving", "rich", "torchmonarch", "psutil", "tokenizers", "jinja2"}}
+
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            return None
+        return self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
+real = importlib.metadata.Distribution.from_name.__func__
+
+def from_name(cls, name):
+    if name in DISTRIBUTIONS:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return real(cls, name)
+
+importlib.metadata.Distribution.from_name = classmethod(from_name)
+"""
+"""A Python that has the base package without any extra."""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, everything_installed, memory, room) -> Path:
+    """A folder to run in, on a machine where everything else will do."""
+    memory(12)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ART_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ART_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path
+
+
+def base_install(code: str, folder: Path, *, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "HOME": str(folder),
+        "ART_CACHE_DIR": str(folder / "cache"),
+        "ART_STATE_DIR": str(folder / "state"),
+        "COLUMNS": "100",
+    }
+    return subprocess.run(
+        [sys.executable, "-c", BASE_INSTALL + textwrap.dedent(code)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def failed_names(**arguments) -> set[str]:
+    return {check.name for check in failures(demo_checks(**arguments))}
+
+
+def test_where_everything_is_there_nothing_is_refused_and_nothing_is_made(place):
+    require(demo_checks())
+    require(demo_checks(run_dir=place / "a" / "b"))
+    assert list(place.iterdir()) == []
+
+
+def test_it_takes_well_below_a_third_of_a_second(place):
+    demo_checks()
+    started = time.process_time()
+    demo_checks(run_dir=place / "run")
+    assert time.process_time() - started < 0.3
+
+
+def test_a_file_is_no_run_folder(place):
+    (place / "file").write_text("")
+    with pytest.raises(PreflightError, match=r"run folder: .*file is a file.*--run-dir"):
+        require(demo_checks(run_dir=place / "file"))
+
+
+def test_a_folder_with_something_in_it_is_refused(place):
+    (place / "notes").mkdir()
+    (place / "notes" / "mine.txt").write_text("")
+    with pytest.raises(PreflightError, match=r"notes is not empty, needed: a folder that is new"):
+        require(demo_checks(run_dir=place / "notes"))
+
+
+def test_a_run_that_took_a_step_is_kept_and_the_way_on_is_told(place):
+    (place / "run" / "generations" / "step-00000004-ff").mkdir(parents=True)
+    (place / "run" / "run.json").write_text("{}")
+    with pytest.raises(PreflightError, match=r"to step-00000004-ff.*art demo --resume .*run"):
+        require(demo_checks(run_dir=place / "run"))
+    assert failed_names(run_dir=place / "run", resume=True) == set()
+
+
+def test_a_run_that_never_took_a_step_does_not_stand_in_the_way(place):
+    (place / "run" / "trajectories").mkdir(parents=True)
+    (place / "run" / "run.json").write_text("{}")
+    assert failed_names(run_dir=place / "run") == set()
+    assert failed_names(run_dir=place / "run", resume=True) == set()
+
+
+@pytest.mark.parametrize("make", [True, False])
+def test_what_is_no_run_cannot_be_resumed(place, make):
+    if make:
+        (place / "other").mkdir()
+    assert failed_names(run_dir=place / "other", resume=True) == {"run to resume"}
+
+
+def test_the_steps_decide_how_much_disk_is_needed(place, room):
+    room(place / "run", 200 << 20)
+    assert failed_names(run_dir=place / "run", steps=5) == set()
+    with pytest.raises(PreflightError, match=r"disk of the run: 200 MiB free.*775 MiB"):
+        require(demo_checks(run_dir=place / "run", steps=25))
+
+
+@pytest.mark.parametrize(("gib", "state"), [(5.0, State.FAILURE), (5.5, State.WARNING), (8.0, State.OK)])
+def test_memory_below_the_demos_peak_is_refused(place, memory, gib, state):
+    memory(gib)
+    (check,) = [check for check in demo_checks() if check.name == "memory"]
+    assert check.state is state
+    assert "5.7 GiB (the demo's measured peak)" in check.needed
+
+
+def test_a_models_own_sizes_are_asked_for(place, memory, bare_model):
+    assert failed_names(model=bare_model) == set()
+    memory(4)
+    assert failed_names(model=bare_model) == {"memory"}
+    with pytest.raises(PreflightError, match=r"model: '.*nothing' is no folder.*--model DIR"):
+        require(demo_checks(model=place / "nothing"))
+
+
+def test_everything_that_is_wrong_comes_at_once(place, memory, room):
+    memory(1)
+    room(place / "cache", 1000)
+    room(Path("/dev/shm"), 1000)
+    (place / "file").write_text("")
+    with pytest.raises(PreflightError) as caught:
+        require(demo_checks(run_dir=place / "file" / "run"), "art demo cannot run here")
+    names = [line.split(":")[0] for line in str(caught.value).splitlines()]
+    assert names[0] == "art demo cannot run here"
+    assert set(names[1:]) >= {"- run folder", "- memory", "- shared memory"}
+
+
+def test_the_row_is_as_long_as_the_demos():
+    source = Path(demo_module.__file__).parents[1] / "demo" / "yes_no_maybe" / "train.py"
+    assert f"packed_sequence_length={demo_module.PACKED_SEQUENCE_LENGTH}" in source.read_text()
+
+
+def test_without_the_extra_one_message_names_the_command(tmp_path):
+    done = base_install(
+        """
+        from art.checks import PreflightError, demo_checks, require
+        try:
+            require(demo_checks(), "art demo cannot run here")
+        except PreflightError as error:
+            print(error)
+            raise SystemExit(1)
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert "pip install 'openpipe-art[cpu]'" in done.stdout
+    for name in ("torchmonarch==0.7.0", "art-trainer", "art-serving", "rich>=13", "psutil>=6"):
+        assert f"{name} is not installed" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_doctor_works_in_the_base_install(tmp_path):
+    code = """
+        import argparse, json
+        from art.checks import doctor
+        parser = argparse.ArgumentParser()
+        doctor.add_arguments(parser)
+        raise SystemExit(doctor.run(parser.parse_args({arguments})))
+        """
+    done = base_install(code.replace("{arguments}", "[]"), tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "yes  client" in done.stdout
+    assert "no   distributed" in done.stdout
+    assert "no   cpu" in done.stdout
+    assert "pip install 'openpipe-art[distributed]'" in done.stdout
+    assert "art demo cannot run here" in done.stdout
+    as_json = base_install(code.replace("{arguments}", '["--json"]'), tmp_path)
+    told = json.loads(as_json.stdout)
+    assert (as_json.returncode, told["demo_runs"]) == (1, False)
+    assert {entry["name"]: entry["runs"] for entry in told["capabilities"]} == {
+        "client": True,
+        "distributed": False,
+        "cpu": False,
+        "GPU": False,
+    }
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_the_checks_is_cheap(tmp_path):
+    code = """
+        import sys
+        before = set(sys.modules)
+        import art.checks
+        heavy = {"asyncio", "openai", "pydantic", "numpy", "torch", "art_topology", "packaging"}
+        print(sorted(heavy & (set(sys.modules) - before)))
+        """
+    assert base_install(code, tmp_path).stdout == "[]\n"
