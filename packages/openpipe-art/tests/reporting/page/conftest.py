@@ -26,7 +26,7 @@ from art.reporting.run_folder import (
 )
 
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
-OTHER = ("1. Yes\n", "I would say that it depends", "What a joke but it’s a", "Sure! Yes, no", "«Peut-être»")
+OTHER = ("1. Yes\n", "I would say that it depends", "What a joke but it is a", "Sure! Yes, no", "«Peut-être»")
 PROMPT = "<|im_start|>user\nOne word only: {}.<|im_end|>\n<|im_start|>assistant\n"
 ORDERS = ("yes, no or maybe", "no, maybe, or yes", "maybe or no or yes", "yes, no, maybe")
 

@@ -108,6 +108,7 @@ def load_run(folder: Path) -> Run:
     """
     if not folder.is_dir():
         raise PageError(f"there is no run folder {folder}")
+    description = _description(folder)
     steps: dict[int, Step] = {}
     for position, line in enumerate(_read(folder / METRICS, dict[str, float | None]), start=1):
         number = line.get("step")
@@ -118,7 +119,7 @@ def load_run(folder: Path) -> Run:
         (item.name, item.step, item.policy_version): item for item in _read(folder / EVALUATIONS, Evaluation)
     }
     return Run(
-        description=_description(folder),
+        description=description,
         steps=[steps[number] for number in sorted(steps)],
         evaluations=list(evaluations.values()),
         phases=_read(folder / PHASES, Phase),
