@@ -139,7 +139,8 @@ def test_the_demos_model_is_found_where_the_demo_puts_it(caches):
     found.folder.mkdir(parents=True)
     (found.folder / "config.json").write_text("{}")
     (found.folder / "manifest.json").write_text(
-        '{"model": "m", "license": "l", "source": {}, "files": {"config.json": {"byte_count": 2, "sha256": ""}}}'
+        '{"model": "m", "license": "l", "source": {}, '
+        '"files": {"config.json": {"byte_count": 2, "sha256": ""}}}'
     )
     assert demo.read_manifest(found.folder).model == "m"
     assert cache.demo_model().cached

@@ -1,4 +1,4 @@
-"""What a model needs follows from its own files; nothing is made by looking, and all failures come at once."""
+"""What a model needs follows from its own files; looking makes nothing, and all failures come at once."""
 
 import json
 import os
@@ -31,8 +31,8 @@ def test_a_model_that_fits_is_taken_and_nothing_is_made(bare_model, tmp_path, me
 
 
 def test_the_estimate_is_near_what_the_demo_took(bare_model, tmp_path):
-    """5.5 GiB were measured with steps of at most 421 physical tokens, of which the server's share was 3.0 GiB
-    and the trainer's 1.9 GiB."""
+    """5.5 GiB were measured with steps of at most 421 physical tokens: the server 3.0 GiB of it, the trainer
+    1.9 GiB."""
     facts = read_model_facts(bare_model)
     needed = needs(plan(bare_model, tmp_path), facts)
     gib = 2**30

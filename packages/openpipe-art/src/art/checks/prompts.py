@@ -108,7 +108,7 @@ class PromptCounter:
     @staticmethod
     def of(folder: str | Path) -> "PromptCounter":
         """The counter of a folder; loaded once per process."""
-        return _counter(str(Path(folder).resolve()))
+        return _counter(str(folder))
 
     def count(
         self,
