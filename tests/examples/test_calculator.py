@@ -1,0 +1,185 @@
+"""``examples/calculator``: its parts, the run of a copy, and that both turns are trained on as sampled."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from art_testing.leftovers import LeftoverChecker
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator" / "train.py"
+PROGRAM = Path(__file__).with_name("turns_program.py")
+RUN_S = 300.0
+TURN = "\n<|im_start|>tool\n{result}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("calculator_example", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def checker() -> Iterator[LeftoverChecker]:
+    with tempfile.TemporaryDirectory(prefix="art-") as temporary:  # short: sockets have to fit into it
+        checker = LeftoverChecker(Path(temporary))
+        yield checker
+        checker.kill_all()
+
+
+def run(program: Path, checker: LeftoverChecker, folder: Path, **variables: object) -> str:
+    """What ``art-monarch local`` prints for the program, started in ``folder``."""
+    environment = checker.environment({**os.environ, "ART_STATE_DIR": str(folder / "state")})
+    environment |= {name: str(value) for name, value in variables.items()}
+    result = subprocess.run(
+        [Path(sys.executable).with_name("art-monarch"), "local", "--program", f"{program}:main"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=RUN_S,
+    )
+    assert result.returncode == 0, result.stdout
+    checker.assert_clean(within_s=5)
+    return result.stdout
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "arguments"),
+    [
+        ("[multiply(a=47, b=85)]", "multiply", {"a": 47, "b": 85}),
+        (" [multiply(b=2, a=1)]\n", "multiply", {"a": 1, "b": 2}),
+        ("[divide(x=1)]", "divide", {"x": 1}),
+        ("[multiply()]", "multiply", {}),
+    ],
+)
+def test_a_call_becomes_that_of_the_protocol(
+    example: ModuleType, text: str, name: str, arguments: dict[str, int]
+) -> None:
+    call = example.parse_call(text)
+    assert (call.type, call.function.name) == ("function", name)
+    assert json.loads(call.function.arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "3995", "multiply(a=47, b=85)", "[multiply(47, 85)]", "[multiply(a=4)] or so", "[multiply(a=x)]"],
+)
+def test_anything_else_is_no_call(example: ModuleType, text: str) -> None:
+    assert example.parse_call(text) is None
+
+
+def test_what_a_conversation_is_worth(example: ModuleType) -> None:
+    problem = example.Problem(a=47, b=85, wording="What is {a} times {b}?", seed=0)
+
+    def worth(call: str, answer: str | None) -> float:
+        parsed = example.parse_call(call)
+        reward: float = example.reward_of(problem, example.run_tool(parsed) if parsed else None, answer)
+        return reward
+
+    assert worth("3995", None) == 0.0
+    assert worth("[divide(a=47, b=85)]", "error") == 0.0
+    assert worth("[multiply(a=47, b=58)]", "2726") == 0.2
+    assert worth("[multiply(a=85, b=47)]", "It is 3995") == 0.5
+    assert worth("[multiply(a=85, b=47)]", "3995") == 1.0
+
+
+def test_held_out_problems_share_no_number_and_no_wording_with_training(example: ModuleType) -> None:
+    assert not set(example.NUMBERS) & set(example.HELD_OUT_NUMBERS)
+    assert not set(example.WORDINGS) & set(example.HELD_OUT_WORDINGS)
+    groups = list(islice(example.problem_groups(example.WORDINGS, example.NUMBERS, samples=3, seed=1), 20))
+    assert groups == list(
+        islice(example.problem_groups(example.WORDINGS, example.NUMBERS, samples=3, seed=1), 20)
+    )
+    assert all(len({problem.question for problem in group}) == 1 for group in groups)
+
+
+def test_a_copy_runs_elsewhere_and_trains_on_both_turns(tmp_path: Path, checker: LeftoverChecker) -> None:
+    folder = Path(shutil.copytree(EXAMPLE.parent, tmp_path / "elsewhere"))
+    settings = {"STEPS": 2, "PROBLEMS": 4, "SAMPLES": 4, "SEED": 0, "RUN_DIR": "run"}
+    printed = run(folder / "train.py", checker, folder, **settings)
+    assert printed.count("held-out numbers: reward") == 2
+    steps = json_lines(folder / "run" / "metrics.jsonl")
+    assert [step["step"] for step in steps] == [1, 2]
+    called = 0
+    version = 0
+    for step in steps:
+        lines = json_lines(folder / "run" / "trajectories" / f"step-{step['step']:04.0f}.jsonl")
+        assert len(lines) == 16
+        trained = 0
+        for line in lines:
+            result, exchanges = line["metadata"]["result"], line["exchanges"]
+            assert all(set(exchange["versions"]) == {version} for exchange in exchanges)
+            if line["advantage"] is not None:
+                trained += sum(len(exchange["tokens"]) for exchange in exchanges)
+            if result is None:
+                assert len(exchanges) == 1
+                assert line["reward"] == 0
+                continue
+            called += 1
+            first, second = exchanges
+            said = first["prompt"] + "".join(first["tokens"])
+            assert second["prompt"] == said + TURN.format(result=result)
+        # Every token of both turns has its entry in the loss, and the trainer sees it as it was sampled.
+        if not step["skipped"]:
+            assert step["loss_entries"] == trained
+            assert step["sampler_difference_max"] < 1e-3
+        version = int(step["policy_version"])
+    assert called > 0
+    assert version > 0
+
+
+def test_a_second_turn_is_trained_as_sampled_whether_it_continues_the_first_or_not(
+    tmp_path: Path, checker: LeftoverChecker
+) -> None:
+    shutil.copy(EXAMPLE, tmp_path / "train.py")
+    program = Path(shutil.copy(PROGRAM, tmp_path))
+    printed = run(program, checker, tmp_path, ART_TEST_RUN=tmp_path / "run").splitlines()
+    said = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in printed if line[:4] in ("RECO", "STEP")}
+    groups, step = json.loads(said["RECORDS"]), json.loads(said["STEP"])
+
+    entries = logical = physical = 0
+    continued = {"example": 0, "other": 0}
+    for group in groups:
+        if len(set(group["rewards"])) == 1:
+            continue
+        nodes: set[tuple[int, ...]] = set()
+        for exchanges in group["exchanges"]:
+            entries += sum(len(completion) for _, completion in exchanges)
+            sequences = [prompt + completion for prompt, completion in exchanges]
+            if len(sequences) == 2 and exchanges[1][0][: len(sequences[0])] == sequences[0]:
+                continued[group["form"]] += 1
+                del sequences[0]
+            logical += sum(map(len, sequences))
+            # What is computed: every distinct beginning of a sequence once, without the last token.
+            nodes |= {tuple(tokens[:end]) for tokens in sequences for end in range(1, len(tokens))}
+        physical += len(nodes)
+    assert continued["example"] > 0
+    assert continued["other"] == 0
+    assert any(group["form"] == "other" and len(set(group["rewards"])) > 1 for group in groups)
+
+    assert step["step"] == 1
+    assert step["loss_entries"] == entries == step["sampler_difference_count"]
+    assert step["logical_tokens"] == logical
+    assert step["physical_tokens"] == physical
+    assert step["sampler_difference_max"] < 1e-3, (
+        "the trainer computes what the sampler computed, turn by turn"
+    )

@@ -1,0 +1,178 @@
+"""``docs/your-own-task.md`` done as it is written, in an empty folder, with the real model and vLLM."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from art_testing.leftovers import LeftoverChecker
+from guide.walkthrough import INTERRUPT, Command, Step, apply, edited, first_difference, steps_of
+
+GUIDE = Path(__file__).parents[2] / "docs" / "your-own-task.md"
+COMMAND_S = 300.0
+STEP_LINE = re.compile(r"^ +(\d+) +(\d\.\d{3}) .* (v\d+) ", re.MULTILINE)
+
+
+class Reader:
+    """Somebody who follows the guide in ``folder``, one command after the other."""
+
+    def __init__(self, steps: list[Step], folder: Path, environment: dict[str, str]) -> None:
+        self._steps = iter(steps)
+        self._folder = folder
+        self._environment = environment
+
+    def goes_on_to(self, begins: str) -> str:
+        """Does what comes before the next command, which must begin so, and runs that; what it printed.
+
+        Raises:
+            AssertionError: another command comes next, or it printed something else than the guide shows.
+        """
+        for step in self._steps:
+            if isinstance(step, Command):
+                assert step.text.startswith(begins), f"the guide's next command is {step.text!r}"
+                printed = self._run(step)
+                difference = first_difference(
+                    [line for line in step.expected if line != INTERRUPT], printed.splitlines()
+                )
+                assert difference is None, f"$ {step.text}\n{printed}\n{difference}"
+                return printed
+            apply(step, self._folder)
+        raise AssertionError(f"the guide ends before {begins!r}")
+
+    def is_at_the_end(self) -> bool:
+        """Whether no step is left."""
+        return next(self._steps, None) is None
+
+    def _run(self, command: Command) -> str:
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command.text}" if "=" not in command.text else f"exec env {command.text}"],
+            cwd=self._folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        lines: list[str] = []
+        assert process.stdout is not None
+        interrupting = INTERRUPT in command.expected
+        stop = threading.Timer(COMMAND_S, process.kill)
+        stop.start()
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if interrupting and STEP_LINE.search(line):
+                    process.send_signal(signal.SIGINT)
+                    interrupting = False
+            process.wait()
+        finally:
+            stop.cancel()
+        return "".join(lines)
+
+
+@pytest.fixture
+def checker() -> Iterator[LeftoverChecker]:
+    with tempfile.TemporaryDirectory(prefix="art-") as temporary:  # short: sockets have to fit into it
+        checker = LeftoverChecker(Path(temporary))
+        yield checker
+        checker.kill_all()
+
+
+def rewards(printed: str) -> list[float]:
+    return [float(found[2]) for found in STEP_LINE.finditer(printed)]
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_it_does_what_it_says(tmp_path: Path, checker: LeftoverChecker) -> None:
+    environment = checker.environment({**os.environ, "ART_STATE_DIR": str(tmp_path / "state")})
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    folder = tmp_path / "task"
+    folder.mkdir()
+    reader = Reader(steps_of(GUIDE.read_text()), folder, environment)
+    runs = folder / "runs"
+
+    # One file.
+    begun = time.monotonic()
+    assert len(rewards(reader.goes_on_to("STEPS=2 art-monarch local"))) == 2
+    print(f"first run: {time.monotonic() - begun:.0f} s")
+    steps = json_lines(runs / "first" / "metrics.jsonl")
+    assert [step["policy_version"] for step in steps] == [1, 2]
+    assert all(step["trajectories"] == 32 and step["sampler_difference_p99"] < 1e-3 for step in steps)
+
+    # What it left.
+    assert {"generations", "metrics.jsonl", "trajectories"} <= set(reader.goes_on_to("ls runs").split())
+    assert {"logs", "run.json"} <= {path.name for path in (runs / "first").iterdir()}
+    looked = reader.goes_on_to("python look.py").splitlines()
+    assert len(looked) == 16, "four rollouts of each of four groups keep their tokens"
+    assert all(" turn 1 v0: " in line for line in looked)
+
+    # Prompts and reward of one's own; it learns, also what it is not trained on.
+    learned = reader.goes_on_to("FOLDER=runs/capitals art-monarch")
+    before, after = (float(value) for value in re.findall(r"countries: reward (\d\.\d{3})", learned))
+    assert before < 0.5
+    assert after > before + 0.3
+    risen = rewards(learned)
+    assert risen[0] < 0.5
+    assert max(risen) > risen[0] + 0.4
+
+    # A second turn; a stop, and on it goes.
+    reader.goes_on_to("FOLDER=runs/two-turns art-monarch")
+    stopped_at = len(json_lines(runs / "two-turns" / "metrics.jsonl"))
+    resumed = reader.goes_on_to("FOLDER=runs/two-turns RESUME=1 STEPS=3 art-monarch")
+    assert [found[1] for found in STEP_LINE.finditer(resumed)] == [
+        str(step) for step in range(stopped_at + 1, 4)
+    ]
+    assert [step["step"] for step in json_lines(runs / "two-turns" / "metrics.jsonl")] == [1, 2, 3]
+    looked = reader.goes_on_to("python look.py").splitlines()
+    assert sum(" turn 1 v2: " in line for line in looked) == sum(" turn 2 v2: " in line for line in looked)
+    for line in json_lines(runs / "two-turns" / "trajectories" / "step-0003.jsonl"):
+        for first, second in [line["exchanges"]] if line["exchanges"] else []:
+            assert second["prompt"].startswith(first["prompt"] + "".join(first["tokens"])[:4])
+
+    # What goes wrong says so.
+    assert "too long" in reader.goes_on_to("FOLDER=runs/long art-monarch")
+    assert reader.is_at_the_end()
+    checker.assert_clean(within_s=10)
+
+
+def test_definitions_take_the_place_of_those_of_the_same_name() -> None:
+    source = (
+        "import os\nfrom json import (\n    dumps,\n)\n\nA = 1\n\n\ndef f():\n    return A\n\n\nB = f()\n"
+    )
+    new = "C = 3\n\n\ndef g():\n    return C\n\n\nA = g()\n\n\ndef f():\n    return 2 * A\n"
+    names: dict[str, Any] = {}
+    exec(edited(source, new), names)
+    assert (names["A"], names["B"], names["C"]) == (3, 6, 3)
+    assert edited(source, new).count("def f") == 1
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        (["step 1", "...", "end after 3 s"], ["step 7", "a", "b", "end after 4.5 s"], True),
+        (["step 1", "end"], ["step 1", "between", "end"], False),
+        (["step 1"], ["step 1", "more"], False),
+        (["step 1", "..."], ["step 1"], True),
+        (["folder: /home/you/runs/x"], ["folder: /tmp/y/runs/x"], True),
+        (["folder: /home/you/runs/x"], ["folder: /tmp/y/runs/z"], False),
+        (["reward 0.1 turn 1 ..."], ["reward 0.5 turn 2 v0: 'A'"], True),
+    ],
+)
+def test_numbers_may_differ_and_words_may_not(expected: list[str], printed: list[str], same: bool) -> None:
+    assert (first_difference(expected, printed) is None) is same
+
+
+def test_a_block_that_is_no_step_is_an_error() -> None:
+    with pytest.raises(ValueError, match="neither a file nor commands"):
+        steps_of("```python\nx = 1\n```\n")
