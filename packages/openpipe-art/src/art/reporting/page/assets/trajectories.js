@@ -37,7 +37,8 @@ class Trajectories {
     const parts = [shown === total ? `All ${whole.format(total)} trajectories of the run are here` : `${whole.format(shown)} of the run\u2019s ${whole.format(total)} trajectories are here, taken from each group in turn`];
     if (this.data.sets.length < files) parts.push(`of ${whole.format(this.data.sets.length)} of ${whole.format(files)} steps and evaluations`);
     if (!kept) parts.push("the run kept no tokens");
-    else if (kept < total || withTokens < kept) parts.push(`${whole.format(withTokens)} of them with tokens${kept < total ? `; the run kept those of ${whole.format(kept)}` : ""}`);
+    else if (withTokens < kept) parts.push(`${whole.format(withTokens)} of them with tokens, which the run kept of ${whole.format(kept)}`);
+    else if (kept < total) parts.push(`the run kept the tokens of ${whole.format(kept)}`);
     return `${parts.join("; ")}. Everything that was kept is in the folder trajectories/.`;
   }
 
@@ -172,15 +173,16 @@ class Trajectories {
     ]);
   }
 
-  // Prompts are folded where they are long; a later one is what came after the answer before it.
+  // A long prompt is folded to its end; a later one is what came after the answer before it.
   prompt([index, cut], turn) {
     const text = this.data.texts[index];
     const whole_ = element("p", { class: "text" }, ...visible(text), ...(cut ? [element("span", { class: "cut" }, ` ${whole.format(cut)} more characters are in the run\u2019s folder`)] : []));
     const name = turn ? "then" : "prompt";
-    if (text.length < 200 && text.split("\n").length < 6) return element("div", { class: "prompt" }, element("span", { class: "turn" }, name), whole_);
-    const beginning = text.replaceAll(/\s+/g, " ").slice(0, 160);
+    if (text.length < 200 && text.split("\n").length < 5) return element("div", { class: "prompt" }, element("span", { class: "turn" }, name), whole_);
+    const line = text.replaceAll(/\s+/g, " ");
+    const end = line.length > 240 ? `\u2026${[...line].slice(-200).join("")}` : line;
     return element("details", { class: "prompt" },
-      element("summary", {}, element("span", { class: "turn" }, name), ...visible(beginning), "\u2026", element("span", { class: "cut" }, ` ${whole.format(text.length + (cut ?? 0))} characters`)), whole_);
+      element("summary", {}, element("span", { class: "turn" }, name), ...visible(end), element("span", { class: "cut" }, ` ${whole.format(text.length + (cut ?? 0))} characters`)), whole_);
   }
 
   // Metadata and metrics; where tokens were not kept they are all there is, so they are open.
