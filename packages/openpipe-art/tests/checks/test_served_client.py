@@ -19,8 +19,8 @@ PROMPT = (
 )
 CHARACTERS = (
     "This model's maximum context length is 2048 tokens. However, your prompt contains 99999 characters "
-    "(more than 32768 characters, which is the upper bound for 2048 input tokens). Please reduce the length of the "
-    "input prompt."
+    "(more than 32768 characters, which is the upper bound for 2048 input tokens). Please reduce the length "
+    "of the input prompt."
 )
 ANSWER = (
     "max_tokens=5000 cannot be greater than max_model_len=max_total_tokens=2048. Please request fewer output "

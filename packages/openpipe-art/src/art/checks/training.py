@@ -161,8 +161,8 @@ def rated_memory(needed: int, found: str, text: str, remedy: str, *, comfortable
 
 
 def available_text(memory: machine.Memory) -> str:
-    """``21.3 GiB available of 23.5 GiB``, and what bounds it when that is not the machine."""
-    bound = "" if memory.bound_by == "machine" else f", bounded by {memory.bound_by}"
+    """``21.3 GiB available of 23.5 GiB``, and whether something else than the machine bounds it."""
+    bound = "" if memory.bound_by == "machine" else ", by the limit of this container or control group"
     return f"{size(memory.available)} available of {size(memory.limit)}{bound}"
 
 
