@@ -8,8 +8,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from art.backend import MegatronBackend
     from art.checks.prompts import PromptLengths, check_prompt_lengths
-    from art.errors import ArtError, PreflightError, PromptLengthError, RolloutFailed
+    from art.errors import (
+        ArtError,
+        ConfigError,
+        GatherError,
+        PreflightError,
+        PromptLengthError,
+        RecordError,
+        RolloutFailed,
+    )
     from art.gather import gather_trajectory_groups
     from art.megatron_config import (
         MegatronRuntimeConfig,
@@ -27,6 +36,8 @@ __version__ = "0.1.0"
 _HOME = {
     "ArtError": "art.errors",
     "Backend": "art.model",
+    "ConfigError": "art.errors",
+    "GatherError": "art.errors",
     "History": "art.trajectories",
     "MegatronBackend": "art.backend",
     "MegatronRuntimeConfig": "art.megatron_config",
@@ -36,6 +47,7 @@ _HOME = {
     "PreflightError": "art.errors",
     "PromptLengthError": "art.errors",
     "PromptLengths": "art.checks.prompts",
+    "RecordError": "art.errors",
     "RolloutFailed": "art.errors",
     "Tools": "art.messages",
     "TrainConfig": "art.train_config",
@@ -53,6 +65,8 @@ _HOME = {
 __all__ = [
     "ArtError",
     "Backend",
+    "ConfigError",
+    "GatherError",
     "History",
     "MegatronBackend",
     "MegatronRuntimeConfig",
@@ -62,6 +76,7 @@ __all__ = [
     "PreflightError",
     "PromptLengthError",
     "PromptLengths",
+    "RecordError",
     "RolloutFailed",
     "Tools",
     "TrainConfig",
