@@ -86,19 +86,22 @@ def _run_checks(folder: Path, steps: int, *, new: bool, resume: bool) -> list[Ch
     usable = folder_check("run folder", folder, remedy)
     if usable.state is not State.OK:
         return [usable]
-    needed = "a folder that is new, empty, or of a run that ended before its first step"
+    checks = [usable, disk_check("disk of the run", folder, steps * STEP_BYTES, remedy)]
     if resume and not _holds_run(folder):
         found = f"{folder} holds no run (run.json)" if folder.is_dir() else f"{folder} is no folder"
-        return [failed("run to resume", found, "the folder of a run", "give one: art demo --resume RUN")]
+        checks.append(
+            failed("run to resume", found, "the folder of a run", "give one: art demo --resume RUN")
+        )
     if new and folder.is_dir() and any(folder.iterdir()):
         kept = sorted(path.name for path in (folder / "generations").glob("step-*"))
+        needed = "a folder that is new, empty, or of a run that ended before its first step"
         if kept:
             found = f"{folder} holds a run already, to {kept[-1]}"
             remedy += f", or go on with it: art demo --resume {folder}"
-            return [failed("run folder", found, needed, remedy)]
-        if not _holds_run(folder):
-            return [failed("run folder", f"{folder} is not empty", needed, remedy)]
-    return [usable, disk_check("disk of the run", folder, steps * STEP_BYTES, remedy)]
+            checks.append(failed("run folder", found, needed, remedy))
+        elif not _holds_run(folder):
+            checks.append(failed("run folder", f"{folder} is not empty", needed, remedy))
+    return checks
 
 
 def _holds_run(folder: Path) -> bool:
