@@ -50,11 +50,12 @@ def test_amounts_have_three_digits_that_matter(value: float | None, text: str) -
         (0.0, "0.000"),
         (0.96284, "0.963"),
         (-12.5, "-12.500"),
-        (12_345.6, "1.235e+04"),
+        (-12_345.6, "-12,346"),
+        (2e7, "2e+07"),
         (2e-5, "2e-05"),
     ],
 )
-def test_rewards_have_three_decimals_or_four_digits(value: float | None, text: str) -> None:
+def test_rewards_have_three_decimals_or_four_digits_that_matter(value: float | None, text: str) -> None:
     assert score(value) == text
 
 

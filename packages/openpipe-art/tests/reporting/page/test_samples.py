@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.reporting.page.load import Evaluation, Exchange, Phase, Rollout, TrajectoryFile
@@ -90,6 +90,7 @@ def test_of_too_many_files_evenly_spaced_ones_are_shown_with_the_first_and_the_l
     assert len(samples.summaries) == samples.total == 100
 
 
+@settings(deadline=None)
 @given(
     shape=st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(0, 300)), min_size=1, max_size=30

@@ -20,15 +20,13 @@ class Figure(NamedTuple):
 
 
 def key_figures(run: Run) -> list[Figure]:
-    """Reward, held-out reward, steps, tokens and time, as far as the run has them."""
+    """Reward in training and in each evaluation, steps, tokens and time, as far as the run has them."""
     figures = [_reward(run.steps)] if run.steps else []
     names = dict.fromkeys(item.name for item in run.evaluations)
     figures += [_evaluation(name, [item for item in run.evaluations if item.name == name]) for name in names]
     figures.append(_steps(run))
-    if run.steps:
-        figures += [_tokens(run.steps), _speed(run.steps)]
-    figures.append(_time(run))
-    return figures
+    more = [_tokens(run.steps), _speed(run.steps), _time(run)]
+    return figures + [figure for figure in more if figure.value != NONE]
 
 
 def day(unix_s: float) -> str:
@@ -62,14 +60,16 @@ def amount(value: float | None, unit: str = "") -> str:
         if abs(value) >= 0.9995 * size and abs(value) >= 10_000:
             scaled = value / size
             digits = 0 if abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2
-            return f"{scaled:.{digits}f} {letter}{unit}"
+            return f"{scaled:.{digits}f} {letter} {unit}".rstrip()
     return f"{value:,.0f} {unit}".rstrip()
 
 
 def score(value: float | None) -> str:
-    """A reward with three decimals, or four digits where it is large or small."""
+    """A reward with three decimals, or four digits and more where it is large or small."""
     if value is None:
         return NONE
+    if 1e3 <= abs(value) < 1e7:
+        return f"{value:,.0f}"
     return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e3 else f"{value:.4g}"
 
 
@@ -138,6 +138,8 @@ def _time(run: Run) -> Figure:
     in_steps = [value for name in ("rollout_s", "train_s") if (value := total(run.steps, name)) is not None]
     in_phases = [item.duration_s for item in run.phases if item.duration_s is not None]
     elapsed = run.steps[-1].get("elapsed_s") if run.steps else None
+    if elapsed is None and not in_phases:
+        return Figure("Time", NONE, "")
     if elapsed is None:
         return Figure("Time", duration(math.fsum(in_phases)), "in all parts that are done")
     return Figure(

@@ -41,8 +41,8 @@ class Plot {
     this.series = series.filter((item) => item.ys.some(isNumber));
     this.unit = unit;
     // Without a cursor the values are those of the last step that has all of them.
-    const whole_ = this.series.filter((item) => item.xs === this.steps);
-    this.rest = this.steps.findLast((_, index) => whole_.every((item) => isNumber(item.ys[index]))) ?? this.steps.at(-1);
+    const complete = this.series.filter((item) => item.xs === this.steps);
+    this.rest = this.steps.findLast((_, index) => complete.every((item) => isNumber(item.ys[index]))) ?? this.steps.at(-1);
     this.values = [];
     this.legend.replaceChildren(...this.series.map((item) => {
       const value = element("b");
@@ -278,7 +278,7 @@ function linearScale([low, high], zero, integers) {
 
 // Whole decades; what is zero or less lies on the floor.
 function logScale([low, high]) {
-  const top = high > 0 ? Math.ceil(Math.log10(high) - 1e-9) : 0;
+  const top = high > 0 ? Math.ceil(Math.log10(high) - 1e-9) : -6;
   let floor = low > 0 ? Math.floor(Math.log10(low) + 1e-9) : top - 3;
   if (floor >= top) floor = top - 1;
   const stride = Math.ceil((top - floor) / 6);

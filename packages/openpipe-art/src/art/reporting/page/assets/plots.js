@@ -1,4 +1,4 @@
-// Which plots a run gets, from the page's data.
+// Which plots a run gets, from the page's data: those that it has numbers for.
 "use strict";
 
 
@@ -41,7 +41,7 @@ function plots(data) {
     }),
     timeByPart(data),
     anyPlot(columns, shared, series),
-  ];
+  ].filter((plot) => plot.series.length);
 }
 
 function rewardPlot(data, shared, series) {
@@ -142,12 +142,12 @@ function timeByPart(data) {
       element("div", { class: "heading" }, element("h3", {}, "Time by part of the run"), element("p", { class: "where" }, duration(total))),
       element("p", { class: "note" }, "Parts outside the steps, and the steps\u2019 parts summed up.")),
     element("table", { class: "parts" }, element("tbody", {}, ...rows)));
-  return { figure };
+  return { figure, series: parts };
 }
 
 function anyPlot(columns, shared, series) {
   const names = Object.keys(columns).filter((name) => name !== "step");
-  const chosen = ["entropy_mean", "loss", "reward"].find((name) => names.includes(name)) ?? names[0];
+  const chosen = ["entropy_mean", "loss", "reward"].find((name) => columns[name]?.some(isNumber)) ?? names[0];
   const choice = element("select", { "aria-label": "Number to plot" }, ...names.map((name) => element("option", { value: name, selected: name === chosen }, name)));
   const plot = new Plot({ ...shared, title: element("h3", {}, "Any number"), note: "Everything that the steps recorded; all of it is in the table at the end.", unit: unitOf(chosen), series: [series(chosen, chosen, 1)] });
   plot.heading.after(choice);

@@ -176,13 +176,13 @@ class Trajectories {
   // A long prompt is folded to its end; a later one is what came after the answer before it.
   prompt([index, cut], turn) {
     const text = this.data.texts[index];
-    const whole_ = element("p", { class: "text" }, ...visible(text), ...(cut ? [element("span", { class: "cut" }, ` ${whole.format(cut)} more characters are in the run\u2019s folder`)] : []));
+    const full = element("p", { class: "text" }, ...visible(text), ...(cut ? [element("span", { class: "cut" }, ` ${whole.format(cut)} more characters are in the run\u2019s folder`)] : []));
     const name = turn ? "then" : "prompt";
-    if (text.length < 200 && text.split("\n").length < 5) return element("div", { class: "prompt" }, element("span", { class: "turn" }, name), whole_);
+    if (text.length < 200 && text.split("\n").length < 5) return element("div", { class: "prompt" }, element("span", { class: "turn" }, name), full);
     const line = text.replaceAll(/\s+/g, " ");
     const end = line.length > 240 ? `\u2026${[...line].slice(-200).join("")}` : line;
     return element("details", { class: "prompt" },
-      element("summary", {}, element("span", { class: "turn" }, name), ...visible(end), element("span", { class: "cut" }, ` ${whole.format(text.length + (cut ?? 0))} characters`)), whole_);
+      element("summary", {}, element("span", { class: "turn" }, name), ...visible(end), element("span", { class: "cut" }, ` ${whole.format(text.length + (cut ?? 0))} characters`)), full);
   }
 
   // Metadata and metrics; where tokens were not kept they are all there is, so they are open.
