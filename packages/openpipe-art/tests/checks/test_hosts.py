@@ -54,6 +54,15 @@ def test_a_folder_without_permission_is_refused(tmp_path, monkeypatch):
     assert f"no permission in {locked}" in check.found
 
 
+def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):
+    fields = (4096, 4096, 10**6, 10**6, 10**6, 0, 0, 0, os.ST_RDONLY, 255)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    check = folder_check("run folder", tmp_path / "run", "choose another")
+    assert check.state is State.FAILURE
+    assert check.found.endswith("the file system is read-only")
+
+
 def test_proc_has_no_room_for_a_run():
     assert disk_check("disk", Path("/proc/art/run"), 1, "choose another").state is State.FAILURE
 

@@ -82,10 +82,10 @@ def ports_check(endpoints: Iterable[tuple[str, int, str]]) -> list[Check]:
     for host, port, purpose in endpoints:
         if port == 0:
             continue
-        name = f"port {port}"
+        name = "port"
         problem = machine.port_problem(host, port)
         if problem is None:
-            checks.append(passed(name, f"free on {host}", f"for {purpose}"))
+            checks.append(passed(name, f"port {port} of {host} is free", f"for {purpose}"))
         else:
             checks.append(
                 failed(
@@ -147,7 +147,10 @@ def folder_check(name: str, folder: Path, remedy: str) -> Check:
         found = f"{folder} is a file" if folder.exists() else f"{folder} cannot be made: {existing} is a file"
         return failed(name, found, remedy=remedy)
     if not machine.writable(existing):
-        return failed(name, f"{folder} cannot be written: no permission in {existing}", remedy=remedy)
+        why = (
+            "the file system is read-only" if machine.read_only(existing) else f"no permission in {existing}"
+        )
+        return failed(name, f"{folder} cannot be written: {why}", remedy=remedy)
     return passed(name, str(folder))
 
 

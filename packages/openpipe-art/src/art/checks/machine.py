@@ -237,6 +237,11 @@ def writable(folder: Path) -> bool:
     return os.access(folder, os.R_OK | os.W_OK | os.X_OK)
 
 
+def read_only(folder: Path) -> bool:
+    """Whether the file system of ``folder``, which exists, is mounted read-only."""
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
 def temporary_folder() -> Path:
     """Where temporary files go, by ``TMPDIR`` and Python's rules; links followed.
 
