@@ -21,13 +21,13 @@ function filled(node, attributes, children) {
 }
 
 const isNumber = Number.isFinite;
-const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 3 });
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
 // A number for people: four digits that matter, powers of ten where zeros would not be read.
 function short(value) {
   if (!isNumber(value)) return NONE;
   const size = Math.abs(value);
+  if (value < 0) return `\u2212${short(size)}`;
   if (size !== 0 && (size < 1e-3 || size >= 1e7)) return scientific(value, 2);
   if (Number.isInteger(value) || size >= 1000) return whole.format(value);
   return size >= 100 ? value.toFixed(1) : size >= 10 ? value.toFixed(2) : value.toFixed(3);

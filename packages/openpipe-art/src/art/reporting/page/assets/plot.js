@@ -267,11 +267,12 @@ function linearScale([low, high], zero, integers) {
   low = Math.floor(low / stride + 1e-9) * stride;
   high = Math.ceil(high / stride - 1e-9) * stride;
   const digits = Math.max(0, -Math.floor(Math.log10(stride) + 1e-9));
+  const large = Math.max(Math.abs(low), Math.abs(high)) >= 1e7;
+  const written = (value) => (digits > 5 || large ? scientific(value, 1) : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
   const ticks = [];
   for (let index = 0; low + index * stride <= high + stride / 2; index += 1) {
     const value = low + index * stride;
-    const large = Math.max(Math.abs(low), Math.abs(high)) >= 1e7;
-    ticks.push({ value, text: digits > 5 || large ? scientific(value, 1) : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) });
+    ticks.push({ value, text: value < -stride / 2 ? `\u2212${written(-value)}` : written(Math.abs(value)) });
   }
   return { ticks, share: (value) => (value - low) / (high - low) };
 }

@@ -136,7 +136,7 @@ function timeByPart(data) {
     element("td", { class: "bar" }, drawing("svg", { height: 14, width: "100%", "aria-hidden": "true" },
       drawing("rect", { class: `bars tone${item.tone}`, height: 14, width: `${(100 * (item.seconds ?? 0)) / longest}%`, rx: 2 }))),
     element("td", { class: "number" }, duration(item.seconds)),
-    element("td", { class: "number" }, total ? percent((item.seconds ?? 0) / total) : NONE)));
+    element("td", { class: "number" }, total ? `${((100 * (item.seconds ?? 0)) / total).toFixed(1)} %` : NONE)));
   const figure = element("figure", { class: "plot card" },
     element("figcaption", {},
       element("div", { class: "heading" }, element("h3", {}, "Time by part of the run"), element("p", { class: "where" }, duration(total))),

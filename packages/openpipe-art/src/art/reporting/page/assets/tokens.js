@@ -95,7 +95,7 @@ class Tip {
 }
 
 function signed(value) {
-  return `${value > 0 ? "+" : value < 0 ? "\u2212" : ""}${short(Math.abs(value))}`;
+  return value > 0 ? `+${short(value)}` : short(value);
 }
 
 function legends(largest) {
