@@ -6,6 +6,7 @@ from art.distributed.placement import place
 from art.errors import ConfigError
 from art_topology import (
     CpuPlacement,
+    EndpointSpec,
     MegatronTopologyConfig,
     ModelServiceMemberSpec,
     ModelServiceSpec,
@@ -52,6 +53,17 @@ def test_the_server_takes_the_next_rank_that_it_knows(rank, served):
 def test_a_rank_beyond_the_servers_is_refused():
     with pytest.raises(ConfigError, match="513"):
         placed(compile_topology(cluster=local_cluster(cpu_slots=2)), rank=513)
+
+
+def test_what_listens_is_known_before_anything_starts():
+    leader = EndpointSpec(host="127.0.0.1", port=5005)
+    topology = compile_topology(
+        cluster=local_cluster(cpu_slots=2),
+        trainer=TrainerMeshSpec(placements=(HERE,)),
+        services=(service(leader=leader),),
+    )
+    ports = {port: purpose for host, port, purpose in placed(topology).listeners if host == "127.0.0.1"}
+    assert ports == {0: "the trainer's rendezvous", 5005: "the API of 'policy'"}
 
 
 def test_too_few_slots_are_a_topology_error():

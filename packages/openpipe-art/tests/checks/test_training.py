@@ -39,11 +39,11 @@ def test_the_estimate_is_near_what_the_demo_took(bare_model, tmp_path):
     activations = needed.activations * 421 / 2048
     assert needed.server / gib == pytest.approx(3.0, rel=0.1)
     assert (needed.trainer + activations) / gib == pytest.approx(1.9, rel=0.1)
-    assert (needed.memory + activations) / gib == pytest.approx(5.5, rel=0.1)
+    assert (needed.memory + activations) / gib == pytest.approx(5.5 - 0.4, rel=0.1)  # without the program
     assert needed.generation == pytest.approx(29.3e6, rel=0.01)
 
 
-@pytest.mark.parametrize(("gib", "state"), [(4, State.FAILURE), (6, State.WARNING), (12, State.OK)])
+@pytest.mark.parametrize(("gib", "state"), [(4, State.FAILURE), (5, State.WARNING), (12, State.OK)])
 def test_memory_decides(bare_model, tmp_path, memory, room, gib, state):
     memory(gib)
     check = by_name(training_checks(plan(bare_model, tmp_path / "run")))["memory"]

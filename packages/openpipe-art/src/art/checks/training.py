@@ -29,8 +29,8 @@ SERVER_PROCESSES = int(1.5 * 2**30)
 """vLLM's API server (0.6 GiB) and engine core (0.9 GiB) without weights and KV cache."""
 TRAINER_PROCESS = int(0.75 * 2**30)
 """A rank with torch and megatron-core imported."""
-OTHER_PROCESSES = int(0.75 * 2**30)
-"""Controller, worker loop, packing worker, model service and two rollout workers."""
+OTHER_PROCESSES = int(0.25 * 2**30)
+"""Packing worker and model service. The program and its rollout workers (0.4 GiB in the demo) run already."""
 KV_CACHE_BYTES = 2**30
 """Of a model service whose specification does not say."""
 _TRAINED_BYTES = 16
