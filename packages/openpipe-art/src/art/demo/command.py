@@ -105,8 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         type=Path,
         metavar="DIR",
-        help="folder of a Hugging Face model to train in place of SmolLM2-135M-Instruct; with a chat template "
-        "and of a family that ART supports",
+        help="folder of a Hugging Face model to train in place of SmolLM2-135M-Instruct; with a chat "
+        "template and of a family that ART supports",
     )
     parser.add_argument(
         "--steps",

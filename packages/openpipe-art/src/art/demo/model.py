@@ -15,10 +15,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from art.errors import ArtError
+
+if TYPE_CHECKING:
+    from art_serving.environment import BuildProgress
 
 BUNDLE = Path(__file__).with_name("model_bundle")
 NAME = "smollm2-135m-instruct"
@@ -26,6 +30,7 @@ SMOLLM2 = "SmolLM2-135M-Instruct"
 
 _LOCK_POLL_S = 0.2
 _GRACE_S = 1.0
+_QUIET_S = 10.0
 
 
 class ModelError(ArtError):
@@ -100,6 +105,8 @@ async def ensure_smollm2(
 async def ensure_vllm(*, progress: Callable[[str], None] | None = None, deadline_s: float = 1800.0) -> Path:
     """Returns the folder of vLLM's environment, which is built first if it is not in the cache.
 
+    Building it fetches up to 3 GB from the package index and takes some minutes.
+
     Args:
         progress: is called with a line for the user now and then.
         deadline_s: seconds for everything, waiting for another process included.
@@ -108,16 +115,58 @@ async def ensure_vllm(*, progress: Callable[[str], None] | None = None, deadline
         art_serving.EnvironmentBuildError: it could not be built, or the deadline passed.
     """
     from art_serving import vllm_environment
-    from art_serving.environment import BuildProgress
 
-    say = progress or _silent
-
-    def line(building: BuildProgress) -> None:
-        if building.phase != "reuse":
-            say(building.text)
-
-    environment = await vllm_environment(deadline_s=deadline_s, progress=line)
+    with BuildLines(progress or _silent) as lines:
+        environment = await vllm_environment(deadline_s=deadline_s, progress=lines.show)
     return environment.path
+
+
+class BuildLines:
+    """Lines for the user from the building of an environment: what uv does, and how much was written.
+
+    While uv fetches it says nothing, so a line comes every :data:`_QUIET_S` seconds. The bytes are what the
+    file system of the cache has less of since the build began; others that write there count too.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._ticking: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> "BuildLines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+    def show(self, building: "BuildProgress") -> None:
+        """Takes one line of the build."""
+        if building.phase == "prepare" and self._ticking is None:
+            self._ticking = asyncio.ensure_future(self._tick())
+        if building.phase != "reuse" and not building.text.lstrip().startswith(("+ ", "- ")):
+            self._say(building.text)
+
+    async def _tick(self) -> None:
+        from art_serving.environment import default_cache_root
+
+        cache = default_cache_root()
+        free, began = shutil.disk_usage(cache).free, time.monotonic()
+        while True:
+            await asyncio.sleep(_QUIET_S)
+            written = max(free - shutil.disk_usage(cache).free, 0)
+            self._say(f"{time.monotonic() - began:.0f} s, about {written / 1e9:.1f} GB written so far")
+
+
+def kept_in(folder: Path) -> str:
+    """`kept in ~/.cache/art/models`: where what was fetched or made stays for later runs."""
+    from art_serving.environment import default_cache_root
+
+    for parent in folder.parents:
+        if parent.parent == default_cache_root():
+            shown = str(parent)
+            home = str(Path.home())
+            return f"kept in {shown.replace(home, '~', 1) if shown.startswith(home + '/') else shown}"
+    return str(folder)
 
 
 def read_manifest(folder: Path) -> ModelManifest:
@@ -224,18 +273,16 @@ def _try_lock(descriptor: int) -> bool:
 async def _make(
     entry: Path, cache_root: Path, lock: int, deadline: float, say: Callable[[str], None]
 ) -> None:
-    from art_serving.environment import BuildProgress, EnvironmentBundle, build_environment
+    from art_serving.environment import EnvironmentBundle, build_environment
     from art_serving.supervision import supervised
 
-    def build_line(line: BuildProgress) -> None:
-        say(line.text)
-
-    environment = await build_environment(
-        EnvironmentBundle.of_project(BUNDLE, "smollm2"),
-        cache_root,
-        deadline_s=_left(deadline),
-        progress=build_line,
-    )
+    with BuildLines(say) as lines:
+        environment = await build_environment(
+            EnvironmentBundle.of_project(BUNDLE, "smollm2"),
+            cache_root,
+            deadline_s=_left(deadline),
+            progress=lines.show,
+        )
     staging = entry.with_name(f"{entry.name}.staging")
     if staging.exists():
         await asyncio.to_thread(shutil.rmtree, staging)

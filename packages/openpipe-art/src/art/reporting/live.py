@@ -136,25 +136,27 @@ class LiveDisplay:
     def frame(self) -> Text:
         """What moves, at most :data:`WIDTH` characters wide."""
         width = min(WIDTH, self._console.width - 1)
-        lines = [self._activity(width)] if self._what or self._doing else []
+        lines = self._activity(width) if self._what or self._doing else []
         if self._last is not None:
             lines += self._numbers(self._last, width)
         for line in lines:
             line.truncate(width, overflow="ellipsis" if self._unicode else "crop")
         return Text("\n").join(lines)
 
-    def _activity(self, width: int) -> Text:
+    def _activity(self, width: int) -> list[Text]:
+        """What is at work and since when, and, where there is no room beside it, what it does just now."""
         now = self._clock()
         spinner = _SPINNER if self._unicode else _ASCII_SPINNER
         turn = spinner[int(now * _REFRESH_HZ) % len(spinner)]
-        left = Text.assemble((turn, "cyan"), " ", (self._what, "bold"))
-        counted = self._counted()
-        doing = f"{self._doing} {counted}" if counted else self._doing
-        if doing:
-            left.append(f"  {doing}" if self._what else doing)
+        first = Text.assemble((turn, "cyan"), " ", (self._what, "bold"))
         right = f"  {now - self._since:.0f} s, {_duration(now - self._began)} in all"
-        left.truncate(max(width - len(right), 8), overflow="ellipsis" if self._unicode else "crop", pad=True)
-        return left.append(right, style="dim")
+        counted = self._counted()
+        doing = Text(f"  {self._doing} {counted}".rstrip())
+        beside = first.cell_len + doing.cell_len + len(right) <= width
+        if beside:
+            first.append(doing)
+        first.truncate(max(width - len(right), 8), overflow="ellipsis" if self._unicode else "crop", pad=True)
+        return [first.append(right, style="dim"), *([] if beside else [doing])]
 
     def _counted(self) -> str:
         """How many of the rollouts that were started are done."""

@@ -12,7 +12,7 @@ import msgspec
 
 import art
 from art.demo import task
-from art.demo.model import SMOLLM2, ensure_smollm2, ensure_vllm, model_name
+from art.demo.model import SMOLLM2, ensure_smollm2, ensure_vllm, kept_in, model_name
 from art.distributed import ArtLaunchContext, ArtRuntime, InstalledAsyncCallable, compile_topology
 from art.reporting import Display, RunReport
 
@@ -81,9 +81,9 @@ async def main(
     with report:
         with report.phase(f"model {settings.model or SMOLLM2}", fetches=True) as phase:
             base_model = settings.model or await ensure_smollm2(progress=report.progress)
-            phase.detail = str(base_model)
+            phase.detail = kept_in(base_model)
         with report.phase("vLLM for CPUs", fetches=True) as phase:
-            phase.detail = str(await ensure_vllm(progress=report.progress))
+            phase.detail = kept_in(await ensure_vllm(progress=report.progress))
         report.model(base_model, model_name(base_model))
         art.init_megatron_runtime_config(topology=art.MegatronTopologyConfig(), packed_sequence_length=2048)
         art.check_prompt_lengths(base_model, task.all_prompts(), max_tokens=task.SAMPLING.max_tokens)
@@ -119,7 +119,8 @@ async def main(
                     ),
                 )
 
-            await evaluate()
+            if not report.steps_done:
+                await evaluate()
             prompts = task.scenario_groups(
                 task.TRAINING_WORDINGS, samples=settings.samples, seed=settings.seed
             )
