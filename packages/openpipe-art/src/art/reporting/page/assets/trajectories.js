@@ -21,7 +21,7 @@ class Trajectories {
   constructor(data) {
     this.data = data;
     this.sources = Map.groupBy(data.sets, (set) => set.name);
-    this.largest = Math.max(0, ...data.sets.flatMap((set) => set.rows.map((row) => Math.abs(row.a ?? 0))));
+    this.largest = data.sets.flatMap((set) => set.rows).reduce((most, row) => Math.max(most, Math.abs(row.a ?? 0)), 0);
     this.root = element("section", { class: "trajectories by-logprob", "aria-labelledby": "trajectories" },
       element("h2", { id: "trajectories" }, "Trajectories"), element("p", { class: "intro" }, this.account()));
     if (!data.sets.length) return;
