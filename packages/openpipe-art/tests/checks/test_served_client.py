@@ -26,6 +26,7 @@ ANSWER = (
     "max_tokens=5000 cannot be greater than max_model_len=max_total_tokens=2048. Please request fewer output "
     "tokens."
 )
+FULL = "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
 MESSAGES = [{"role": "user", "content": "Tell me everything about the sea and its many fishes"}]
 
 
@@ -63,11 +64,11 @@ async def serving(status: int, message: str) -> AsyncIterator[art.TrainableModel
         )
 
 
-async def refused(status: int, message: str) -> openai.APIStatusError:
+async def refused(status: int, message: str, *, max_tokens: int = 8) -> openai.APIStatusError:
     async with serving(status, message) as model:
         client = model.openai_client().with_options(max_retries=0)
         with pytest.raises(openai.APIStatusError) as caught:
-            await client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=8)
+            await client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=max_tokens)
     return caught.value
 
 
@@ -87,6 +88,17 @@ async def test_a_prompt_that_is_too_long_is_told_with_its_beginning_and_the_next
 
 async def test_a_text_refused_by_its_characters_is_told_as_well():
     assert "has 99999 characters; 2048 tokens" in str(await refused(400, CHARACTERS))
+
+
+async def test_a_prompt_that_fills_everything_is_told():
+    """vLLM takes what the prompt leaves as the answer's length and then refuses a length of 0."""
+    error = await refused(400, FULL)
+    assert isinstance(error, RequestTooLongError)
+    assert "fills all the tokens that are served" in str(error)
+
+
+async def test_asking_for_no_tokens_is_the_callers_mistake():
+    assert not isinstance(await refused(400, FULL, max_tokens=0), RequestTooLongError)
 
 
 async def test_an_answer_that_is_too_long_is_told():

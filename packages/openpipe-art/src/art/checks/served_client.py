@@ -15,6 +15,10 @@ from art.errors import ArtError
 
 _LIMIT = re.compile(r"maximum context length is (\d+) tokens")
 _PROMPT = re.compile(r"contains ((?:at least )?\d+) (?:input )?(tokens|characters)")
+_NO_ROOM = "max_tokens must be at least 1, got 0"
+"""What is said when the prompt alone has as many tokens as are served."""
+_ROW = "call art.init_megatron_runtime_config(packed_sequence_length=...)"
+_BEFORE = "art.check_prompt_lengths finds such prompts before a run, with their lengths"
 _ANSWER = re.compile(r"(max_\w*tokens)=(\d+) cannot be greater than \D*(\d+)")
 
 
@@ -45,7 +49,12 @@ def refusal(message: str, response: Any) -> str | None:
         name, asked, limit = answer.groups()
         return (
             f"{name}={asked} is more than the {limit} tokens that are served for prompt and answer. "
-            f"{_remedy(limit)}"
+            f"Ask for fewer, or {_ROW} with more than {limit}"
+        )
+    if _NO_ROOM in message and 0 not in (request.get("max_tokens"), request.get("max_completion_tokens")):
+        return (
+            f"a prompt{_shown(request)} fills all the tokens that are served for prompt and answer together. "
+            f"Shorten it, or {_ROW} with more; {_BEFORE}"
         )
     limit_found = _LIMIT.search(message)
     if limit_found is None:
@@ -53,18 +62,15 @@ def refusal(message: str, response: Any) -> str | None:
     limit = limit_found.group(1)
     length = _PROMPT.search(message)
     counted = f"has {length.group(1)} {length.group(2)}" if length else "is too long"
-    shown = f" ({first_words(request['messages'])})" if isinstance(request.get("messages"), list) else ""
     return (
-        f"a prompt{shown} {counted}; {limit} tokens are served for prompt and answer together. "
-        f"{_remedy(limit)}"
+        f"a prompt{_shown(request)} {counted}; {limit} tokens are served for prompt and answer together. "
+        f"Shorten it, or {_ROW} with more than {limit}; {_BEFORE}"
     )
 
 
-def _remedy(limit: str) -> str:
-    return (
-        f"Shorten it, or call art.init_megatron_runtime_config(packed_sequence_length=...) with more than "
-        f"{limit}; art.check_prompt_lengths finds such prompts before a run, with their lengths"
-    )
+def _shown(request: dict[str, Any]) -> str:
+    messages = request.get("messages")
+    return f" ({first_words(messages)})" if isinstance(messages, list) else ""
 
 
 def _request(response: Any) -> dict[str, Any]:
