@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import art
 from art.demo import task
 
 ROUND = len(task.prompts(task.TRAINING_WORDINGS))
@@ -70,3 +71,18 @@ def test_every_prompt_comes_once_before_one_comes_again(seed: int) -> None:
     rounds = [[scenario.prompt for (scenario,) in itertools.islice(groups, ROUND)] for _ in range(2)]
     assert sorted(rounds[0]) == sorted(rounds[1]) == sorted(task.prompts(task.TRAINING_WORDINGS))
     assert rounds[0] != rounds[1]
+
+
+def test_the_summary_counts_what_was_said() -> None:
+    answers = ["Maybe.", "yes", "no", "MAYBE", "Well,", ""]
+    group = art.TrajectoryGroup(
+        art.TrajectoryHandle(reward=0.0, metrics={}, metadata={"answer": answer}) for answer in answers
+    )
+    assert task.summary([group]).split() == ["yes", "1", "no", "1", "maybe", "2", "other", "2"]
+
+
+@given(st.integers(0, 2**32), st.integers(0, 40))
+def test_a_run_that_goes_on_asks_what_it_would_have_asked(seed: int, done: int) -> None:
+    whole = list(itertools.islice(task.scenario_groups(task.TRAINING_WORDINGS, samples=2, seed=seed), 44))
+    again = task.scenario_groups(task.TRAINING_WORDINGS, samples=2, seed=seed)
+    assert list(itertools.islice(itertools.islice(again, done, None), 4)) == whole[done : done + 4]

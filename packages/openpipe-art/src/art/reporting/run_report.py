@@ -6,6 +6,7 @@ begins; the folder is named last, however the run ends.
 
 import asyncio
 import contextlib
+import re
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -53,6 +54,7 @@ WINDOW = 5
 """Steps that the recent reward is the mean of."""
 
 _ABOUT_THE_FOLDER = frozenset({"run_dir", "resume"})
+_EVALUATION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
 _READ_S = 60.0
 
 type Summary = Callable[[Sequence[TrajectoryGroup]], str]
@@ -325,9 +327,14 @@ class RunReport:
             Their mean reward.
 
         Raises:
-            ConfigError: there are no rollouts.
+            ConfigError: there are no rollouts, or the name does not do.
             Exception: what the first rollout that failed raised; the others are cancelled.
         """
+        if _EVALUATION_NAME.fullmatch(name) is None or name.startswith("step-"):
+            raise ConfigError(
+                f"{name!r} cannot be an evaluation's name, which is part of a file's: letters, digits, spaces "
+                "and . _ -, beginning with a letter or digit and not with 'step-'"
+            )
         version = self.policy_version
         for line in self._writer.evaluations:
             if (line.name, line.policy_version) == (name, version):
