@@ -110,21 +110,6 @@ def test_another_program_s_run_is_refused(tmp_path: Path) -> None:
         command._settings(options("--resume", str(run)))
 
 
-def test_what_is_no_run_is_refused_in_one_line_also_as_json(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "art.cli", "demo", "--json", "--resume", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 1
-    (told,) = [json.loads(line) for line in done.stdout.splitlines()]
-    assert (told["event"], told["kind"]) == ("error", "ConfigError")
-    assert f"{tmp_path} is no run's folder" in told["message"]
-    assert done.stderr == f"art demo: {told['message']}\n"
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_wrong_arguments_are_told_as_json_too() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "art.cli", "demo", "--json", "--steps", "0"],
