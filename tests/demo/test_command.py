@@ -22,15 +22,6 @@ def test_what_is_no_run_is_refused_in_one_line_also_as_json(tmp_path: Path) -> N
 
 
 def test_a_run_that_is_finished_says_so_and_is_no_error(tmp_path: Path) -> None:
-    settings = {
-        "model": None,
-        "steps": 1,
-        "prompts": 4,
-        "samples": 16,
-        "learning_rate": 5e-4,
-        "enough": 0.95,
-        "seed": 0,
-    }
     run = {
         "name": "yes-no-maybe", "art_version": "1", "model": "", "model_folder": "", "started_unix_s": 1.0,
         "settings": {"steps": 1, "seed": 0}, "finished": True,

@@ -42,7 +42,7 @@ class MegatronBackend:
         resume: continue the run in its folder from its last durable generation.
         threads: that the trainer and the server compute with, each; by default the CPUs this process may use.
         step_timeout_s: longest wait for one sign of progress of a step, in seconds.
-        progress: called with a line for the user while long things start.
+        progress: called with a line for the user while long things start, and with what a step does.
     """
 
     def __init__(

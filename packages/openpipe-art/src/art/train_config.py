@@ -2,6 +2,8 @@
 
 import msgspec
 
+from art_dataplane import AdvantageRule
+
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One RL step of :meth:`art.TrainableModel.train`.
@@ -32,6 +34,10 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"clip_epsilon_high is {self.clip_epsilon_high}; it must be above 0")
         if not self.max_grad_norm >= 0:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must not be negative")
+
+    def advantage_rule(self) -> AdvantageRule:
+        """How rewards become advantages in such a step."""
+        return AdvantageRule(scale="std" if self.scale_advantages else "none")
 
 
 class TrainResult(msgspec.Struct, frozen=True):

@@ -40,7 +40,6 @@ from art.records import trajectory_record
 from art.train_config import TrainConfig, TrainResult
 from art.trajectories import TrajectoryGroup, TrajectoryHandle
 from art_dataplane import (
-    AdvantageRule,
     Outcome,
     PackingRequest,
     PackingResult,
@@ -94,7 +93,7 @@ class ModelRun:
         config: the process-wide configuration.
         runtime: runs the actors.
         settings: see :class:`RunSettings`.
-        progress: called with a line for the user while parts start.
+        progress: called with a line for the user while parts start, and with what a step does.
     """
 
     def __init__(
@@ -203,6 +202,7 @@ class ModelRun:
             raise ConfigError("there is nothing to train on: no group holds a trajectory")
         self._check_untrained(refs)
         selection = await self._selected(refs)
+        self._progress("packing")
         packed = await self._packed(selection, config)
         self._warn_of_truncation(packed)
         metrics = reward_metrics(groups)
@@ -211,11 +211,13 @@ class ModelRun:
             self._remember(selection.refs)
             await self._drop(selection.refs)
             return TrainResult(self._version, metrics | {"skipped": 1.0})
+        self._progress("training")
         completed, snapshot_bytes = await self._stepped(packed, config)
         self._version = completed.version
         self._remember(selection.refs)
         await self._drop(selection.refs)
         published = time.monotonic()
+        self._progress(f"publishing v{self._version}")
         report = await self._runtime.failures.guard(
             self._ready_trainer.wait_published(self._version, self._settings.step_timeout_s)
         )
@@ -315,7 +317,7 @@ class ModelRun:
             packed_sequence_length=self._config.packed_sequence_length,
             ticket=self._ticket,
             policy_version=self._version,
-            advantage=AdvantageRule(scale="std" if config.scale_advantages else "none"),
+            advantage=config.advantage_rule(),
             lease_s=max(600.0, 2 * self._settings.step_timeout_s),
         )
         deadline_s = self._runtime.topology.rpc_timeout_s

@@ -16,7 +16,7 @@ from art.reporting.run_folder import ExchangeLine, TrajectoryLine
 from art.reporting.token_texts import Decoder, token_texts
 from art.train_config import TrainConfig
 from art.trajectories import Rollout, Trajectory, TrajectoryGroup, TrajectoryHandle
-from art_dataplane import AdvantageRule, TokenRecord, TrajectoryRecord, VersionSpan, group_advantages
+from art_dataplane import TokenRecord, TrajectoryRecord, VersionSpan, group_advantages
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -67,8 +67,7 @@ def advantages(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> list[l
     filled = [group for group in groups if len(group)]
     rewards = np.array([item.reward or 0.0 for group in filled for item in group], np.float64)
     offsets = np.cumsum([0, *map(len, filled)])
-    rule = AdvantageRule(scale="std" if config.scale_advantages else "none")
-    computed = group_advantages(rewards, offsets, rule)
+    computed = group_advantages(rewards, offsets, config.advantage_rule())
     by_group: Iterator[list[float | None]] = (
         [None] * int(end - start) if equal else computed.advantages[start:end].tolist()
         for start, end, equal in zip(offsets[:-1], offsets[1:], computed.is_zero_variance, strict=True)
