@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from art_testing.leftovers import LeftoverChecker
 
-from art.demo.model import ensure_smollm2, verify
+from art.demo.model import ensure_smollm2, ensure_vllm, verify
 
 LIMIT_S = 10.0
 
@@ -27,14 +27,16 @@ def checker() -> Iterator[LeftoverChecker]:
 
 
 class Demo:
-    """`art demo` with a cache, a state folder and a run folder of its own; its output goes to a file."""
+    """`art demo` with a cache, a state folder and a run folder of its own; its output goes to a file.
 
-    def __init__(self, folder: Path, checker: LeftoverChecker) -> None:
+    With ``filled`` it has the user's cache, in which all it needs is already.
+    """
+
+    def __init__(self, folder: Path, checker: LeftoverChecker, *, filled: bool = False) -> None:
         self.cache, self.run, self.output = folder / "cache", folder / "run", folder / "output"
-        environment = checker.environment() | {
-            "ART_CACHE_DIR": str(self.cache),
-            "ART_STATE_DIR": str(folder / "state"),
-        }
+        environment = checker.environment() | {"ART_STATE_DIR": str(folder / "state")}
+        if not filled:
+            environment["ART_CACHE_DIR"] = str(self.cache)
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "art.cli", "demo", "--run-dir", str(self.run)],
@@ -68,6 +70,10 @@ def is_converting(demo: Demo) -> bool:
     return any(demo.cache.glob("models/*.staging/model.safetensors"))
 
 
+def is_building_vllm(demo: Demo) -> bool:
+    return any(demo.cache.glob("environments/vllm-cpu-*/.venv"))
+
+
 def is_starting(demo: Demo) -> bool:
     return "rollout workers, vLLM and trainer ..." in demo.text()
 
@@ -76,11 +82,15 @@ def models(cache: Path) -> list[str]:
     return [path.name for path in cache.glob("models/*") if path.suffix != ".lock"]
 
 
-@pytest.mark.parametrize("moment", [has_started, is_building, is_converting, is_starting])
+@pytest.mark.parametrize("moment", [has_started, is_building, is_converting, is_building_vllm, is_starting])
 def test_an_interrupt_ends_it_in_time_without_a_traceback(
     tmp_path: Path, checker: LeftoverChecker, moment: Callable[[Demo], bool]
 ) -> None:
-    demo = Demo(tmp_path, checker)
+    filled = moment is is_starting
+    if filled:
+        asyncio.run(ensure_smollm2(deadline_s=300))
+        asyncio.run(ensure_vllm(deadline_s=900))
+    demo = Demo(tmp_path, checker, filled=filled)
     demo.wait_until(moment, within_s=120)
     told = time.monotonic()
     os.killpg(demo.process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
@@ -88,7 +98,7 @@ def test_an_interrupt_ends_it_in_time_without_a_traceback(
     assert time.monotonic() - told < LIMIT_S
     assert "Traceback" not in demo.text()
     checker.assert_clean(within_s=2)
-    assert len(models(demo.cache)) == (1 if moment is is_starting else 0)
+    assert len(models(demo.cache)) == (1 if moment is is_building_vllm else 0)
 
 
 def test_an_interrupt_of_the_command_alone_ends_it_too(tmp_path: Path, checker: LeftoverChecker) -> None:

@@ -332,8 +332,8 @@ class RunReport:
         """
         if _EVALUATION_NAME.fullmatch(name) is None or name.startswith("step-"):
             raise ConfigError(
-                f"{name!r} cannot be an evaluation's name, which is part of a file's: letters, digits, spaces "
-                "and . _ -, beginning with a letter or digit and not with 'step-'"
+                f"{name!r} cannot be an evaluation's name, which is part of a file's: letters, digits, "
+                "spaces and . _ -, beginning with a letter or digit and not with 'step-'"
             )
         version = self.policy_version
         for line in self._writer.evaluations:
