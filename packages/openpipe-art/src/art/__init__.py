@@ -4,10 +4,10 @@
 torch nor monarch nor transformers. Every public name is loaded on first use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as typing's, whose import would take most of the time that this one takes
 if TYPE_CHECKING:
+    from typing import Any
+
     from art.backend import MegatronBackend
     from art.checks.prompts import PromptLengths, check_prompt_lengths
     from art.errors import (
@@ -92,7 +92,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    import importlib
+
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'art' has no attribute {name!r}")

@@ -5,14 +5,13 @@ From the demo's first line on SIGINT, SIGTERM and SIGHUP end it within seconds, 
 number.
 """
 
-import signal
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
 
+TYPE_CHECKING = False  # as in the package: an interrupt before main() shows Python's own traceback
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
+    from typing import NoReturn
 
     from art.demo.command import Parser
 
@@ -20,13 +19,15 @@ _FAILURE = 1
 _USAGE_ERROR = 2
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
+def main(arguments: "Sequence[str] | None" = None) -> "NoReturn":
     """The command; leaves with 0, 1 after an error, 2 for wrong arguments, 128 + signal."""
+    import signal
+
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(run(arguments))
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: "Sequence[str] | None" = None) -> int:
     """As :func:`main`, but returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser(given)
@@ -38,9 +39,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser(given: Sequence[str]) -> "argparse.ArgumentParser":
+def _parser(given: "Sequence[str]") -> "argparse.ArgumentParser":
     """The parser of ``art`` with those of its commands; of the one that is given with its options."""
     import argparse
+    from pathlib import Path
 
     import art
     from art.demo import command
