@@ -22,6 +22,7 @@ import msgspec
 from art.errors import ArtError
 
 if TYPE_CHECKING:
+    from art.reporting import RunReport
     from art_serving.environment import BuildProgress
 
 BUNDLE = Path(__file__).with_name("model_bundle")
@@ -51,6 +52,29 @@ class ModelManifest(msgspec.Struct, frozen=True):
     license: str
     source: dict[str, str]
     files: dict[str, ModelFile]
+
+
+async def fetched(report: "RunReport", model: Path | None = None) -> Path:
+    """Makes sure that all a run needs is in the cache, and says what stays there.
+
+    Args:
+        report: shows it; is told what the base model is.
+        model: a Hugging Face folder to use in place of SmolLM2-135M-Instruct.
+
+    Returns:
+        The base model's folder.
+
+    Raises:
+        ArtError, art_serving.EnvironmentBuildError: something could not be fetched or made.
+    """
+    with report.phase(f"model {model or SMOLLM2}", fetches=True) as phase:
+        folder = model or await ensure_smollm2(progress=report.progress)
+        if model is None:
+            phase.detail = _kept_in(folder)
+    with report.phase("vLLM for CPUs", fetches=True) as phase:
+        phase.detail = _kept_in(await ensure_vllm(progress=report.progress))
+    report.model(folder, SMOLLM2 if model is None else None)
+    return folder
 
 
 async def ensure_smollm2(
@@ -157,7 +181,7 @@ class BuildLines:
             self._say(f"{time.monotonic() - began:.0f} s, about {written / 1e9:.1f} GB written so far")
 
 
-def kept_in(folder: Path) -> str:
+def _kept_in(folder: Path) -> str:
     """`kept in ~/.cache/art/models`: where what was fetched or made stays for later runs."""
     from art_serving.environment import default_cache_root
 
@@ -180,13 +204,6 @@ def read_manifest(folder: Path) -> ModelManifest:
         return msgspec.json.decode(path.read_bytes(), type=ModelManifest)
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-
-
-def model_name(folder: Path) -> str:
-    """The model's name: of its manifest where it was made here, else of its folder."""
-    if (folder / "manifest.json").is_file() and folder.name.startswith(f"{NAME}-"):
-        return read_manifest(folder).model
-    return folder.name
 
 
 def verify(folder: Path) -> None:

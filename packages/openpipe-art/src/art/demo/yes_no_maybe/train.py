@@ -12,8 +12,14 @@ import msgspec
 
 import art
 from art.demo import task
-from art.demo.model import SMOLLM2, ensure_smollm2, ensure_vllm, kept_in, model_name
-from art.distributed import ArtLaunchContext, ArtRuntime, InstalledAsyncCallable, compile_topology
+from art.demo.model import fetched
+from art.distributed import (
+    ArtLaunchContext,
+    ArtRuntime,
+    InstalledAsyncCallable,
+    RolloutExecutor,
+    compile_topology,
+)
 from art.reporting import Display, RunReport
 
 NAME = "yes-no-maybe"
@@ -74,32 +80,25 @@ async def rollout(
 async def main(
     launch: ArtLaunchContext, settings: Settings = DEFAULTS, display: Display | None = None
 ) -> None:
-    """The whole run: a plain loop that gathers answers and trains on them."""
+    """The whole run: starts the parts, trains, and ends them."""
     report = RunReport(
         NAME, settings.run_dir, settings, resume=settings.resume, summary=task.summary, display=display
     )
     with report:
-        with report.phase(f"model {settings.model or SMOLLM2}", fetches=True) as phase:
-            base_model = settings.model or await ensure_smollm2(progress=report.progress)
-            phase.detail = kept_in(base_model)
-        with report.phase("vLLM for CPUs", fetches=True) as phase:
-            phase.detail = kept_in(await ensure_vllm(progress=report.progress))
-        report.model(base_model, model_name(base_model))
+        base_model = await fetched(report, settings.model)
         art.init_megatron_runtime_config(topology=art.MegatronTopologyConfig(), packed_sequence_length=2048)
         art.check_prompt_lengths(base_model, task.all_prompts(), max_tokens=task.SAMPLING.max_tokens)
         model = art.TrainableModel(name=NAME, project="demo", base_model=str(base_model))
         cluster = launch.homogeneous_cluster(cpu_slots=ROLLOUT_WORKERS + 2)
         runtime = await ArtRuntime.start(launch.host_mesh, compile_topology(cluster=cluster))
-        async with (
-            runtime,
-            art.MegatronBackend(
-                runtime=runtime,
-                run_dir=report.folder,
-                seed=settings.seed,
-                resume=settings.resume,
-                progress=report.progress,
-            ) as backend,
-        ):
+        backend = art.MegatronBackend(
+            runtime=runtime,
+            run_dir=report.folder,
+            seed=settings.seed,
+            resume=settings.resume,
+            progress=report.progress,
+        )
+        async with runtime, backend:
             executor = runtime.rollout_executor(
                 InstalledAsyncCallable.from_callable(rollout), target_workers=ROLLOUT_WORKERS
             )
@@ -107,34 +106,40 @@ async def main(
             with report.phase("rollout workers, vLLM and trainer"):
                 await executor.start()
                 await model.register(backend)
-
-            async def evaluate() -> None:
-                """Prompts whose wordings are not trained on, each answered once."""
-                scenarios = task.scenario_groups(task.HELD_OUT_WORDINGS, samples=1, seed=settings.seed)
-                await report.evaluate(
-                    "held-out",
-                    (
-                        executor.run(index % ROLLOUT_WORKERS, rollout, model, scenario, task.SAMPLING)
-                        for index, (scenario,) in enumerate(itertools.islice(scenarios, HELD_OUT))
-                    ),
-                )
-
             if not report.steps_done:
-                await evaluate()
-            prompts = task.scenario_groups(
-                task.TRAINING_WORDINGS, samples=settings.samples, seed=settings.seed
+                await evaluate(report, executor, model, settings)
+            await train(report, executor, model, settings)
+            await evaluate(report, executor, model, settings)
+
+
+async def train(
+    report: RunReport, executor: RolloutExecutor, model: art.TrainableModel, settings: Settings
+) -> None:
+    """A plain loop: gathers answers, trains on them, and so on."""
+    prompts = task.scenario_groups(task.TRAINING_WORDINGS, samples=settings.samples, seed=settings.seed)
+    prompts = itertools.islice(prompts, settings.prompts * report.steps_done, None)
+    config = art.TrainConfig(learning_rate=settings.learning_rate)
+    for step in report.steps(settings.steps, enough=settings.enough):
+        groups = await art.gather_trajectory_groups(
+            art.TrajectoryGroup(
+                executor.submit(rollout, model, scenario, task.SAMPLING, group_id=f"{step}-{index}")
+                for scenario in group
             )
-            prompts = itertools.islice(prompts, settings.prompts * report.steps_done, None)
-            for step in report.steps(settings.steps, enough=settings.enough):
-                groups = await art.gather_trajectory_groups(
-                    art.TrajectoryGroup(
-                        executor.submit(rollout, model, scenario, task.SAMPLING, group_id=f"{step}-{index}")
-                        for scenario in group
-                    )
-                    for index, group in enumerate(itertools.islice(prompts, settings.prompts))
-                )
-                await report.sampled(groups)
-                report.trained(
-                    await model.train(groups, config=art.TrainConfig(learning_rate=settings.learning_rate))
-                )
-            await evaluate()
+            for index, group in enumerate(itertools.islice(prompts, settings.prompts))
+        )
+        await report.sampled(groups, config=config)
+        report.trained(await model.train(groups, config=config))
+
+
+async def evaluate(
+    report: RunReport, executor: RolloutExecutor, model: art.TrainableModel, settings: Settings
+) -> None:
+    """Asks once each of some prompts whose wordings are not trained on."""
+    scenarios = task.scenario_groups(task.HELD_OUT_WORDINGS, samples=1, seed=settings.seed)
+    await report.evaluate(
+        "held-out",
+        (
+            executor.run(index % ROLLOUT_WORKERS, rollout, model, scenario, task.SAMPLING)
+            for index, (scenario,) in enumerate(itertools.islice(scenarios, HELD_OUT))
+        ),
+    )
