@@ -60,6 +60,25 @@ def test_a_run_that_never_finished_a_step_gives_its_folder_to_the_next(folder: P
     second.close()
 
 
+@pytest.mark.parametrize("left", [[".lock"], [".lock", "trajectories/"], [".lock", ".run.json.part"]])
+def test_what_a_process_left_that_was_killed_while_it_made_the_folder_is_used_again(
+    folder: Path, left: list[str]
+) -> None:
+    folder.mkdir()
+    for name in left:
+        (folder / name).mkdir() if name.endswith("/") else (folder / name).write_text("{")
+    RunWriter.fresh(folder, DESCRIPTION).close()
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "run.json", "trajectories"]
+
+
+def test_unfinished_files_of_a_killed_process_go_when_it_is_resumed(folder: Path) -> None:
+    RunWriter.fresh(folder, DESCRIPTION).close()
+    for name in (".run.json.part", ".metrics.jsonl.part", "trajectories/.step-0001.jsonl.part"):
+        (folder / name).write_text("{")
+    RunWriter.resumed(folder, {"steps": 4}).close()
+    assert list(folder.rglob("*.part")) == []
+
+
 def test_a_run_with_a_step_or_a_policy_keeps_its_folder(folder: Path) -> None:
     writer = RunWriter.fresh(folder, DESCRIPTION)
     writer.close()

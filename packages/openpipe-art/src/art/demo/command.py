@@ -59,9 +59,9 @@ stopping and going on
   Standard output holds one JSON object per line and nothing else. "event"
   names its kind: start, phase_started, phase, progress, notice, step_started,
   step_sampled, step (with "metrics"), evaluation_started, evaluation (with
-  "line"), error (with "kind" and "message") and, last of a run that was
-  started, end (with "reason", "steps", "reward", "run_folder", "report").
-  The module art.reporting.events has every field.
+  "line"), end of a run that was started (with "reason", "steps", "reward",
+  "run_folder" and "report"), and error, the last line when something failed
+  (with "kind" and "message"). The module art.reporting.events has every field.
 
 exit status
   0 when the run came to its end, 1 after an error, 2 for wrong arguments,
@@ -225,7 +225,7 @@ def _check(settings: "Settings") -> None:
     Raises:
         ConfigError: with everything that is wrong.
     """
-    from art.checks import demo_checks, require
+    from art.checks import demo_checks, require, warnings
     from art.reporting import check_new_folder
 
     if settings.run_dir is not None and not settings.resume:
@@ -233,6 +233,8 @@ def _check(settings: "Settings") -> None:
     # The run's folder was looked into above, and a run that has no generation yet is resumed from its start.
     found = demo_checks(run_dir=settings.run_dir, model=settings.model, steps=settings.steps, resume=True)
     require([check for check in found if check.name != "run to resume"], "this machine cannot run it")
+    for check in warnings(found):
+        sys.stderr.write(f"art demo: {check.line()}\n")
 
 
 def _with_settings(settings: "Settings", display: "Display | None") -> "Main":

@@ -101,7 +101,7 @@ class EvaluationEnded(msgspec.Struct, frozen=True, tag_field="event", tag="evalu
 
 
 class RunEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
-    """The last event, however the run ended.
+    """The run ended, however it did.
 
     Args:
         reason: ``finished``, ``interrupted`` (a signal) or ``failed``.
@@ -123,7 +123,7 @@ class RunEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
 
 
 class ErrorRaised(msgspec.Struct, frozen=True, tag_field="event", tag="error"):
-    """Why a run failed, or why none was started."""
+    """Why a run failed, or why none was started; the last event then, after :class:`RunEnded` if any."""
 
     kind: str
     message: str

@@ -157,14 +157,12 @@ class RunReport:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            reason = "finished"
-            self._writer.set_finished()
-        else:
-            stopped = issubclass(kind, asyncio.CancelledError | KeyboardInterrupt)
-            reason = "interrupted" if stopped else "failed"
+        stopped = kind is not None and issubclass(kind, asyncio.CancelledError | KeyboardInterrupt)
+        reason = "finished" if kind is None else "interrupted" if stopped else "failed"
         last = self._recent()
         try:
+            if kind is None:
+                self._writer.set_finished()
             page = self._write_page()
             self._show(
                 RunEnded(

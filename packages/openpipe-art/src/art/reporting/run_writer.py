@@ -88,7 +88,7 @@ class RunWriter:
             if occupied and (problem := _why_kept(folder)) is not None:  # another process was quicker
                 raise ConfigError(problem)
             if occupied:
-                _remove(path for path in folder.iterdir() if path.name in _OURS - {LOCK})
+                _remove(path for path in folder.iterdir() if path.name != LOCK)
                 writer.notices.append(
                     f"the run folder {folder} held a run that ended before its first step; it is used again"
                 )
@@ -207,6 +207,7 @@ class RunWriter:
             evaluation_file(self.folder, line.name, line.policy_version).name for line in self.evaluations
         }
         _remove(path for path in (self.folder / TRAJECTORIES).iterdir() if path.name not in expected)
+        _remove(self.folder.glob(".*.part"))
 
     def _lost_line(self, step: int, version: int) -> StepLine:
         rewards = [line.reward for line in read_lines(step_file(self.folder, step), TrajectoryLine)]
@@ -291,11 +292,28 @@ def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
+def _is_ours(name: str) -> bool:
+    """Whether a run makes a file or folder of this name; unfinished ones of a killed process count."""
+    return (
+        name in _OURS or (name.startswith(".") and name.endswith(".part")) or name.startswith(f".{REPORT}.")
+    )
+
+
+def _was_never_begun(folder: Path) -> bool:
+    """Whether a process was killed while it made the folder, before it said what the run is."""
+    names = {path.name for path in folder.iterdir()}
+    if RUN in names or LOCK not in names or any((folder / TRAJECTORIES).glob("*")):
+        return False
+    return all(name in (LOCK, TRAJECTORIES) or name.endswith(".part") for name in names)
+
+
 def _why_kept(folder: Path) -> str | None:
     """Why a new run may not use what is there, or None."""
     general = f"the run folder {folder} is not an empty folder; choose another"
     if not folder.is_dir():
         return general
+    if _was_never_begun(folder):
+        return None
     try:
         read_run(folder)
     except (OSError, msgspec.MsgspecError):
@@ -303,7 +321,7 @@ def _why_kept(folder: Path) -> str | None:
     if newest_generation(folder) or read_steps(folder):
         steps = len(read_steps(folder))
         return f"the run folder {folder} holds a run of {steps} steps; choose another, or resume it"
-    foreign = sorted({path.name for path in folder.iterdir()} - _OURS)
+    foreign = sorted(path.name for path in folder.iterdir() if not _is_ours(path.name))
     return f"{general}: it holds {', '.join(foreign[:5])}" if foreign else None
 
 
