@@ -104,7 +104,12 @@ class _Benchmark:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": str(self._options.threads), "HF_HUB_OFFLINE": "1"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": str(self._options.threads),
+                "OMP_WAIT_POLICY": "PASSIVE",  # as ART's processes: else a busy machine makes it far slower
+                "HF_HUB_OFFLINE": "1",
+            },
             limit=_LINE_BYTES,
         )
 
@@ -119,7 +124,7 @@ class _Benchmark:
         return answer
 
     async def _prepare(self, started: "Started") -> None:
-        from benchmarks.first_loop import report
+        from benchmarks.first_loop import load, report
 
         from art import TrainConfig
 
@@ -138,9 +143,10 @@ class _Benchmark:
             )
         )
         print(report.HEADER, flush=True)
+        self._before = load.usage()
 
     async def _step(self, ours: "OurStep", prompts: Sequence[str], recorded: list[list[Sample]]) -> None:
-        from benchmarks.first_loop import report
+        from benchmarks.first_loop import load, report
 
         from art.demo import task
 
@@ -153,6 +159,7 @@ class _Benchmark:
         pair = report.Pair(ours, msgspec.json.decode(await self._ask(asked), type=PlainResult))
         self._pairs.append(pair)
         print(report.line(pair), flush=True)
+        self._others = load.others_share(self._before, load.usage())
 
     def conclude(self) -> None:
         """Prints the medians and writes the file."""
@@ -160,6 +167,7 @@ class _Benchmark:
 
         summary = report.summarize(self._pairs)
         print(report.text(summary))
+        print(f"  other processes used {100 * self._others:.0f}% of the processors meanwhile")
         differences = [pair.plain.difference for pair in self._pairs if pair.plain.difference is not None]
         if differences:
             print(
@@ -175,6 +183,7 @@ class _Benchmark:
                     for name in ("openpipe-art", "torch", "transformers", "peft")
                 },
                 "machine": {"platform": platform.platform(), "cpus": len(os.sched_getaffinity(0))},
+                "others_share": self._others,
                 "start_s": self._started.start_s if self._started else None,
                 "summary": summary,
                 "steps": self._pairs,

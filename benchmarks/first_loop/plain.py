@@ -119,9 +119,9 @@ class PlainLoop:
                 logits_to_keep=answer,
                 use_cache=False,
             ).logits
-            logprobs = -torch.nn.functional.cross_entropy(
-                logits.transpose(1, 2), group_tokens[:, -answer:], reduction="none"
-            )
+            targets = group_tokens[:, -answer:].flatten()
+            losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
+            logprobs = -losses.view(len(group), answer)
             before.append(logprobs.detach())
             computed += group_tokens[:, :-1].numel()
             ratio = (logprobs - logprobs.detach()).exp()
