@@ -94,17 +94,22 @@ def assert_complete(program: Program) -> None:
     assert (program.run / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-    "moment", ["start", "rollouts:1", "training:2", "trained:2", "rollouts:3", "trained:3", "training:4"]
-)
-def test_a_killed_run_goes_on(program: Program, checker: LeftoverChecker, moment: str) -> None:
-    killed = program(kill=moment)
-    assert killed.returncode == SIGKILL, killed.stdout + killed.stderr
-    resumed = program(resume=True)  # at once: what the kill left may be ending still
+def test_a_run_goes_on_after_a_kill_at_each_moment(program: Program, checker: LeftoverChecker) -> None:
+    moments = ["start", "rollouts:1", "training:2", "trained:2", "rollouts:3", "trained:3", "training:4"]
+    went_on_after = {}
+    for index, moment in enumerate(moments):
+        # Resumed at once: what the kill before left may be ending still.
+        killed = program(kill=moment, resume=index > 0)
+        assert killed.returncode == SIGKILL, killed.stdout + killed.stderr
+        went_on_after[moment] = events(killed, "start")[0]["steps_done"]
+    assert (went_on_after["rollouts:3"], went_on_after["training:4"]) == (
+        2,
+        2,
+    )  # steps 2 and 3 lost their lines
+    resumed = program(resume=True)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert_complete(program)
-    lost = [line["step"] for line in program.lines("metrics.jsonl") if line.get("restored")]
-    assert lost == ([2] if moment == "trained:2" else [])
+    assert [line["step"] for line in program.lines("metrics.jsonl") if line.get("restored")] == [2]
     checker.assert_clean(within_s=20)
 
 
