@@ -43,6 +43,7 @@ def inverse_frequencies(config: Mapping[str, Any], width: int, default_theta: fl
     missing = [name for name in _KEYS[kind] if rope.get(name) is None]
     if missing:
         raise UnsupportedModelError(f"rope type {kind!r} needs {', '.join(missing)}, which config.json lacks")
+    # The default kind reads none of the Llama 3 keys, in any program; any other key may mean something.
     other = sorted(name for name, value in rope.items() if value is not None and name not in _LLAMA3)
     if other:
         raise UnsupportedModelError(f"the rope parameters {', '.join(other)} are not covered by this version")
