@@ -314,6 +314,51 @@ async def test_closing_the_rank_during_a_job_cancels_it_and_drains_the_sinks(mak
     assert 1 in sink.snapshots, "what was submitted before the close has reached the sink"
 
 
+@pytest.mark.parametrize("stage", ["map", "forward_backward", "optimizer", "snapshot"])
+async def test_a_job_ends_with_its_last_event_at_whatever_stage_the_rank_is_closed(make_rank, job, stage):
+    rank = await make_rank()
+    reached, go_on = threading.Event(), threading.Event()
+    owner, name = {
+        "map": (rank._mapper, "map"),
+        "forward_backward": (rank._loaded.model, "hidden_states"),
+        "optimizer": (rank._loaded.optimizer, "step"),
+        "snapshot": (rank._loaded.optimizer, "state"),
+    }[stage]
+    original = getattr(owner, name)
+
+    def stopping(*args, **kwargs):
+        reached.set()
+        assert go_on.wait(DEADLINE_S)
+        return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, stopping)
+        collecting = asyncio.create_task(collect(rank, job(0)))
+        await until(reached.is_set)
+        closing = asyncio.create_task(rank.close(DEADLINE_S))
+        await until(lambda: rank._closed)
+        go_on.set()
+        last = (await collecting)[-1]
+        await closing
+    trained = stage in ("optimizer", "snapshot")
+    assert isinstance(last, Completed if trained else Cancelled)
+    assert rank.version == int(trained)
+
+
+async def test_closing_the_rank_ends_a_wait_for_a_free_slot(make_rank, job):
+    sink = Collector()
+    rank = await make_rank({"stuck": sink}, snapshot_capacity=1)
+    sink.hold.clear()
+    await collect(rank, job(0))
+    waiting = asyncio.create_task(collect(rank, job(1)))
+    await until(lambda: len(rank._run.pool._waiters) == 1)
+    with pytest.raises(SinkError, match="stuck"):
+        await rank.close(1.0)
+    last = (await waiting)[-1]
+    assert isinstance(last, Cancelled)
+    assert last.version == 1
+
+
 async def test_closing_the_iterator_cancels_and_frees_the_rank(make_rank, job):
     rank = await make_rank()
     stream = rank.run(job(0))

@@ -45,8 +45,9 @@ class _ActiveJob:
     def __init__(self, job: TrainJob) -> None:
         self.job = job
         self.events: asyncio.Queue[TrainerEvent | None] = asyncio.Queue()
-        self.cancelled = False
+        self.cancelled = asyncio.Event()
         self.committed = False  # the optimizer step has begun
+        self.over = asyncio.Event()
 
 
 class TrainerRank:
@@ -201,7 +202,7 @@ class TrainerRank:
         active = self._active
         if active is None or active.job.job_id != job_id or active.committed:
             return False
-        active.cancelled = True
+        active.cancelled.set()
         if self._loaded is not None:
             self._loaded.cancellation.request()
         return True
@@ -236,7 +237,10 @@ class TrainerRank:
         active = self._active
         if active is not None:
             self.cancel(active.job.job_id)
-        idle = await self._thread_idle(deadline_s)
+            # The thread is idle between two stages of a job too, so the job itself has to be over.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(active.over.wait(), deadline_s)
+        idle = await self._thread_idle(max(0.1, end - time.monotonic()))
         problems: dict[str, str] = {}
         if self._run is not None:
             run, self._run = self._run, None
@@ -269,6 +273,7 @@ class TrainerRank:
             emit(self._failed(job, "rank_broken" if self._broken else "internal", error))
         finally:
             self._active = None
+            active.over.set()
             emit(_LAST)
 
     async def _train(self, active: _ActiveJob, loaded: Loaded, run: ActiveRun) -> Completed:
@@ -293,10 +298,7 @@ class TrainerRank:
                 )
             )
         with _timed(timings, "snapshot_wait_s"):
-            slot = await run.pool.acquire(job.snapshot_deadline_s)
-        if active.cancelled:
-            slot.release()
-            raise StepCancelledError("cancelled before the optimizer step")
+            slot = await _slot_unless_cancelled(active, run.pool)
         active.committed = True
         try:
             with _timed(timings, "optimizer_s"):
@@ -416,6 +418,26 @@ class TrainerRank:
         future = asyncio.get_running_loop().run_in_executor(self._thread, lambda: None)
         done, _ = await asyncio.wait([future], timeout=deadline_s)
         return bool(done)
+
+
+async def _slot_unless_cancelled(active: _ActiveJob, pool: SnapshotPool) -> SnapshotSlot:
+    """A slot for the job's snapshot.
+
+    Raises:
+        StepCancelledError: the job is cancelled, now or while it waits.
+        SnapshotPoolError: see :meth:`SnapshotPool.acquire`.
+    """
+    acquiring = asyncio.create_task(pool.acquire(active.job.snapshot_deadline_s))
+    cancelled = asyncio.create_task(active.cancelled.wait())
+    await asyncio.wait((acquiring, cancelled), return_when=asyncio.FIRST_COMPLETED)
+    cancelled.cancel()
+    if not active.cancelled.is_set():
+        return acquiring.result()
+    acquiring.cancel()
+    (outcome,) = await asyncio.gather(acquiring, return_exceptions=True)
+    if isinstance(outcome, SnapshotSlot):
+        outcome.release()
+    raise StepCancelledError("cancelled before the optimizer step")
 
 
 @contextlib.contextmanager
