@@ -121,10 +121,9 @@ def test_it_does_what_it_says(tmp_path: Path, checker: LeftoverChecker) -> None:
     learned = reader.goes_on_to("FOLDER=runs/words art-monarch")
     before, after = (float(value) for value in re.findall(r"^held-out.* reward (\d\.\d{3})", learned, re.M))
     risen = rewards(learned)
-    assert before < 0.6
-    assert after > before + 0.2
-    assert risen[0] < 0.6
-    assert sum(risen[-3:]) / 3 > risen[0] + 0.3
+    assert after > before
+    assert risen[0] < 0.7
+    assert sum(risen[-3:]) / 3 > 0.85
 
     # A second turn; a stop, and on it goes.
     reader.goes_on_to("FOLDER=runs/two-turns art-monarch")
