@@ -53,7 +53,7 @@ COLUMNS = (
     Column("train", 7, 5, _number("train_s", ".1f", " s")),
     Column("policy", 10, 2, policy),
     Column("log-prob difference", 22, 3, difference, left=True),
-    Column("rollouts", 8, 7, lambda event: event.summary, left=True),
+    Column("summary", 8, 7, lambda event: event.summary, left=True),
 )
 _GAP = 2
 
