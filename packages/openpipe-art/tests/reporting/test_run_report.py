@@ -152,6 +152,16 @@ async def test_the_folder_is_named_last_also_after_an_error(make_report, make_gr
     assert not read_run(report.folder).finished
 
 
+async def test_a_stopped_run_says_how_to_go_on(make_report, make_group, stream, tmp_path: Path) -> None:
+    folder = tmp_path / "with space"
+    with interrupted(make_report(folder=folder, resume_command="my resume")) as report:
+        await run_steps(report, make_group, (0.5, 1.0))
+    assert f"\ngo on with: my resume '{folder}'\nrun folder: {folder}\n" in stream.getvalue()
+    with make_report(folder=tmp_path / "other", resume_command="my resume"):
+        pass
+    assert stream.getvalue().count("go on with") == 1
+
+
 def test_a_run_without_a_step_leaves_no_page(make_report, stream: io.StringIO) -> None:
     with make_report() as report:
         pass

@@ -160,4 +160,6 @@ def _end_lines(event: RunEnded) -> list[str]:
     lines = [f"{how} after {steps} and {event.duration_s:.0f} s{reward}"]
     if event.report is not None:
         lines.append(f"report: {event.report}")
+    if event.resume is not None:
+        lines.append(f"go on with: {event.resume}")
     return [*lines, f"run folder: {event.run_folder}"]

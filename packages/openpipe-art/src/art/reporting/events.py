@@ -111,6 +111,7 @@ class RunEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
         rewards: how many steps that is the mean of.
         run_folder: absolute.
         report: the page that was written, absolute; None without a step.
+        resume: the command that goes on with a run that was stopped, if the program has one.
     """
 
     reason: str
@@ -120,6 +121,7 @@ class RunEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
     rewards: int
     run_folder: str
     report: str | None = None
+    resume: str | None = None
 
 
 class ErrorRaised(msgspec.Struct, frozen=True, tag_field="event", tag="error"):

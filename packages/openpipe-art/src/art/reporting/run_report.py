@@ -7,6 +7,7 @@ begins; the folder is named last, however the run ends.
 import asyncio
 import contextlib
 import re
+import shlex
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -97,6 +98,7 @@ class RunReport:
         resume: go on with the run in ``folder`` from its last durable policy, with the same settings.
         summary: words for the rollouts of a step, shown in its line.
         display: by default :func:`art.reporting.choose_display`.
+        resume_command: goes on with a stopped run when the folder's name is put behind it; shown then.
         token_samples: of how many rollouts of each group the tokens are kept.
 
     Raises:
@@ -112,10 +114,12 @@ class RunReport:
         resume: bool = False,
         summary: Summary | None = None,
         display: Display | None = None,
+        resume_command: str | None = None,
         token_samples: int = 4,
     ) -> None:
         self._summary = summary
         self._token_samples = token_samples
+        self._resume_command = resume_command
         self._executor: Executor | None = None
         self._tokenizer: Tokenizer | None = None
         self._open_step: _OpenStep | None = None
@@ -173,11 +177,17 @@ class RunReport:
                     rewards=len(last),
                     run_folder=str(self.folder),
                     report=page,
+                    resume=self._resume_hint() if kind is not None else None,
                 )
             )
         finally:
             self._display.close()
             self._writer.close()
+
+    def _resume_hint(self) -> str | None:
+        if self._resume_command is None:
+            return None
+        return f"{self._resume_command} {shlex.quote(str(self.folder))}"
 
     def _write_page(self) -> str | None:
         """Makes `report.html` once there is a step; when it cannot be made, that is told."""

@@ -82,7 +82,13 @@ async def main(
 ) -> None:
     """The whole run: starts the parts, trains, and ends them."""
     report = RunReport(
-        NAME, settings.run_dir, settings, resume=settings.resume, summary=task.summary, display=display
+        NAME,
+        settings.run_dir,
+        settings,
+        resume=settings.resume,
+        resume_command="art demo --resume",
+        summary=task.summary,
+        display=display,
     )
     with report:
         base_model = await fetched(report, settings.model)
