@@ -1,5 +1,7 @@
 """A backend refuses what cannot work before a process starts or a folder is made."""
 
+import json
+import shutil
 import socket
 from pathlib import Path
 
@@ -55,6 +57,16 @@ async def test_too_little_memory_for_the_model(
 
 async def test_rows_longer_than_the_models_positions(tiny: Path, tmp_path: Path) -> None:
     assert "at most 2048, the model's positions" in await refusal(tiny, tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+async def test_a_model_of_a_family_that_is_not_covered(tiny: Path, tmp_path: Path) -> None:
+    art.init_megatron_runtime_config(packed_sequence_length=512)
+    folder = shutil.copytree(tiny, tmp_path / "gpt2")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
+    text = await refusal(folder, tmp_path)
+    assert "['GPT2LMHeadModel']; this version trains LlamaForCausalLM, Qwen3ForCausalLM" in text
     assert not (tmp_path / "run").exists()
 
 

@@ -199,14 +199,14 @@ def test_rotary_frequencies_equal_those_of_transformers(family, make_model, llam
     path = make_model(family, rope=llama3_rope if rope else {"rope_type": "default", "rope_theta": 5e5})
     theirs = AutoModelForCausalLM.from_pretrained(path).model.rotary_emb
     assert theirs.attention_scaling == 1.0
-    torch.testing.assert_close(describe_model(read_config(path)).inverse_frequencies, theirs.inv_freq)
+    torch.testing.assert_close(describe_model(read_config(path)).rope.inverse_frequencies(), theirs.inv_freq)
 
 
 def test_the_rotary_base_may_stand_where_older_configs_have_it(tiny_model):
     config = read_config(tiny_model)
     old = {k: v for k, v in config.items() if k != "rope_parameters"} | {"rope_theta": 500.0}
     new = {**config, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
-    frequencies = [describe_model(c).inverse_frequencies for c in (old, new, config)]
+    frequencies = [describe_model(c).rope.inverse_frequencies() for c in (old, new, config)]
     assert torch.equal(frequencies[0], frequencies[1])
     assert not torch.equal(frequencies[0], frequencies[2])
 
@@ -300,3 +300,14 @@ def test_the_config_file_stays_as_it_was(folder):
     load(folder)
     assert (folder / "config.json").read_text() == before
     assert json.loads(before)["architectures"]
+
+
+def test_a_config_is_described_without_loading_torch(tiny_model: str) -> None:
+    program = (
+        "import sys; from art_trainer.models import describe_model, read_config; "
+        "print(describe_model(read_config(sys.argv[1])).options['num_layers'], 'torch' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, tiny_model], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout.split() == ["3", "False"]

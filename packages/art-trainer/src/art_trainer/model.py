@@ -42,6 +42,7 @@ class TrainableModel:
         """
         self.description = description
         self.dtype = dtype
+        self._frequencies = description.rope.inverse_frequencies()
         with platform.quiet_megatron():
             self.module = _build(description, dtype)
         self.base_parameter_count = load_weights(
@@ -62,7 +63,7 @@ class TrainableModel:
         return plan_forest(
             row.subtree_end,
             row.position_ids,
-            self.description.inverse_frequencies,
+            self._frequencies,
             heads_per_group=options["num_attention_heads"] // options["num_query_groups"],
             dtype=self.dtype,
         )
@@ -86,7 +87,11 @@ def _keep_hidden(hidden_states: Tensor, **_: Any) -> Tensor:
 def _build(description: ModelDescription, dtype: torch.dtype) -> torch.nn.Module:
     platform.keep_given_groups()
     config = TransformerConfig(
-        **description.options, **platform.CPU_MODEL_OPTIONS, params_dtype=dtype, use_te_activation_func=True
+        **description.options,
+        **platform.CPU_MODEL_OPTIONS,
+        params_dtype=dtype,
+        activation_func=torch.nn.functional.silu,  # of every family so far; SwiGLU computes it
+        use_te_activation_func=True,
     )
     block = TransformerBlockSubmodules(
         layer_specs=[_layer_spec(config.qk_layernorm)] * config.num_layers, layer_norm=RMSNorm

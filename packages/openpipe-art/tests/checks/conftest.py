@@ -12,6 +12,8 @@ from art.checks import machine, packages
 
 GIB = 2**30
 CONFIG = {
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 576,
     "intermediate_size": 1536,

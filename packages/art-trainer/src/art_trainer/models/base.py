@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from art_trainer.layout import FusedLayout
+from art_trainer.models.rope import Rope
 
 
 @dataclass(frozen=True)
@@ -19,11 +18,11 @@ class ModelDescription:
     """One model of a family.
 
     Args:
-        options: of Megatron's ``TransformerConfig``, platform and dtype aside.
+        options: of Megatron's ``TransformerConfig``, platform, dtype and activation aside.
         vocabulary: rows of the embedding.
         max_positions: positions the model was made for.
         tied: the output projection is the embedding.
-        inverse_frequencies: float32 ``[head width / 2]``, of the rotary embedding.
+        rope: the rotary embedding.
         weights: for each Megatron parameter, the Hugging Face parameters it is made of.
         targets: Hugging Face names of the linear layers that may carry an adapter.
     """
@@ -32,7 +31,7 @@ class ModelDescription:
     vocabulary: int
     max_positions: int
     tied: bool
-    inverse_frequencies: Tensor
+    rope: Rope
     weights: Mapping[str, FusedLayout]
     targets: tuple[str, ...]
 

@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from art_trainer.errors import UnsupportedModelError
 from art_trainer.layout import FusedLayout
 from art_trainer.models.base import ModelDescription
-from art_trainer.models.rope import inverse_frequencies
+from art_trainer.models.rope import read_rope
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers of a dense decoder layer, as PEFT calls them."""
@@ -76,7 +74,6 @@ class DenseFamily:
             "layernorm_epsilon": config["rms_norm_eps"],
             "normalization": "RMSNorm",
             "gated_linear_unit": True,
-            "activation_func": torch.nn.functional.silu,
             "add_bias_linear": False,
             "hidden_dropout": 0.0,
             "attention_dropout": 0.0,
@@ -86,7 +83,7 @@ class DenseFamily:
             vocabulary=config["vocab_size"],
             max_positions=config["max_position_embeddings"],
             tied=tied,
-            inverse_frequencies=inverse_frequencies(config, width, self.default_theta),
+            rope=read_rope(config, width, self.default_theta),
             weights=_weights(options, config["vocab_size"], tied),
             targets=TARGETS,
         )

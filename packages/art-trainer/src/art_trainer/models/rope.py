@@ -1,11 +1,12 @@
-"""The rotary embedding's frequencies from a config; parameters that are not covered are refused by name."""
+"""The rotary embedding from a config; parameters that are not covered are refused by name."""
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 from art_trainer.errors import UnsupportedModelError
 
@@ -14,16 +15,36 @@ _KEYS: dict[str, tuple[str, ...]] = {"default": (), "llama3": _LLAMA3}
 """Per covered kind the keys it needs, besides ``rope_theta``."""
 
 
-def inverse_frequencies(config: Mapping[str, Any], width: int, default_theta: float | None) -> Tensor:
+@dataclass(frozen=True)
+class Rope:
+    """A rotary embedding.
+
+    Args:
+        theta: its base.
+        width: of a head; all of it is rotated.
+        llama3: Llama 3.1's rule for long contexts by the names of its keys; empty without it.
+    """
+
+    theta: float
+    width: int
+    llama3: Mapping[str, float] = field(default_factory=dict)
+
+    def inverse_frequencies(self) -> "Tensor":
+        """float32 ``[width / 2]``."""
+        import torch  # here, so that a config can be described without it
+
+        exponents = torch.arange(0, self.width, 2, dtype=torch.float32) / self.width
+        plain: Tensor = 1.0 / (self.theta**exponents)
+        return _llama3_scaling(plain, self.llama3) if self.llama3 else plain
+
+
+def read_rope(config: Mapping[str, Any], width: int, default_theta: float | None) -> Rope:
     """Reads ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before).
 
     Args:
         config: of the model.
         width: of a head; all of it is rotated.
         default_theta: the base where the config has none; None if it has to have one.
-
-    Returns:
-        float32 ``[width / 2]``.
 
     Raises:
         UnsupportedModelError: another kind than ``default`` and ``llama3``, a key that would change the
@@ -47,11 +68,10 @@ def inverse_frequencies(config: Mapping[str, Any], width: int, default_theta: fl
     other = sorted(name for name, value in rope.items() if value is not None and name not in _LLAMA3)
     if other:
         raise UnsupportedModelError(f"the rope parameters {', '.join(other)} are not covered by this version")
-    plain: Tensor = 1.0 / (theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
-    return plain if kind == "default" else _llama3_scaling(plain, rope)
+    return Rope(theta, width, {name: rope[name] for name in _KEYS[kind]})
 
 
-def _llama3_scaling(plain: Tensor, rope: Mapping[str, Any]) -> Tensor:
+def _llama3_scaling(plain: "Tensor", rope: Mapping[str, float]) -> "Tensor":
     """Llama 3.1's rule: long wavelengths are divided by ``factor``, short ones kept, others between."""
     low, high, original = (
         rope[name] for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

@@ -5,6 +5,7 @@ proportional set size of every process, sampled each 0.3 s over a run. The sum p
 control group of its own, which counts the page cache too.
 """
 
+import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -115,6 +116,7 @@ def training_checks(plan: TrainingPlan) -> list[Check]:
     ]
     if folder_problem(plan.base_model) is not None:
         return checks
+    checks += family_checks(plan.base_model)
     try:
         facts = read_model_facts(plan.base_model)
     except ConfigError as error:
@@ -127,6 +129,20 @@ def training_checks(plan: TrainingPlan) -> list[Check]:
         *_length_checks(plan, facts),
         generation_check(plan.run_dir, needed.generation),
     ]
+
+
+def family_checks(folder: Path) -> list[Check]:
+    """Whether the trainer covers the model, by its ``config.json``; nothing where no trainer is installed."""
+    if importlib.util.find_spec("art_trainer") is None:
+        return []
+    from art_trainer import TrainerError
+    from art_trainer.models import describe_model, read_config
+
+    try:
+        describe_model(read_config(str(folder)))
+    except TrainerError as error:
+        return [failed("model family", str(error), remedy="choose a model of a family that is covered")]
+    return [passed("model family", "covered")]
 
 
 def memory_check(plan: TrainingPlan, facts: ModelFacts, needed: Needs) -> Check:
