@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from art_testing.leftovers import LeftoverChecker
 from art_testing.memory_limit import memory_cgroup
+from art_testing.tiny_model import make_tiny_llama
 
 from art.demo import task
 from art.demo.model import ensure_smollm2, ensure_vllm
@@ -168,3 +169,22 @@ def test_a_killed_run_goes_on_in_a_terminal(tmp_path: Path, checker: LeftoverChe
     assert set(re.findall(r"[\r\n] +([23]) +[0-9.]{5} ", plain)) == {"2", "3"}
     assert f"run folder: {run}" in plain
     checker.assert_clean(within_s=20)
+
+
+def test_a_model_of_the_user_s_own_that_learns_nothing_says_why(
+    tmp_path: Path, checker: LeftoverChecker
+) -> None:
+    model, run = make_tiny_llama(tmp_path / "model"), tmp_path / "run"
+    result = subprocess.run(
+        [Path(sys.executable).with_name("art"), "demo", "--model", model, "--steps", "2", "--run-dir", run],
+        env=checker.environment({**os.environ, "ART_STATE_DIR": str(tmp_path / "state")}),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "a language model learns" in result.stdout
+    assert result.stdout.count("v0  no step: equal rewards") == 2  # it never says one of the words
+    assert [step["policy_version"] for step in lines(run / "metrics.jsonl")] == [0, 0]
+    assert json.loads((run / "run.json").read_text())["model_folder"] == str(model)
+    checker.assert_clean(within_s=5)

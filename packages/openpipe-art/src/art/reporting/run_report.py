@@ -34,7 +34,7 @@ from art.reporting.events import (
     StepSampled,
     StepStarted,
 )
-from art.reporting.run_folder import EvaluationLine, ExchangeLine, PhaseLine, RunDescription
+from art.reporting.run_folder import EvaluationLine, PhaseLine, RunDescription
 from art.reporting.run_writer import RunWriter
 from art.reporting.trajectory_lines import (
     RecordReader,
@@ -42,11 +42,12 @@ from art.reporting.trajectory_lines import (
     completion_tokens,
     exchanges_of,
     read_tokenizer,
+    sampled_by,
     sampled_rollouts,
     trajectory_line,
 )
 from art.train_config import TrainConfig, TrainResult
-from art.trajectories import Rollout, TrajectoryGroup, TrajectoryHandle
+from art.trajectories import Rollout, TrajectoryGroup
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -265,7 +266,10 @@ class RunReport:
         items = [item for group in groups for item in group]
         if not items:
             raise ConfigError(f"step {step.number} has no rollouts; there is nothing to train on")
-        exchanges = await self._exchanges(groups)
+        chosen = [sampled_rollouts(group.trajectories, self._token_samples) for group in groups]
+        exchanges = await exchanges_of(
+            [group.trajectories for group in groups], chosen, self._tokenizer, self._executor, _READ_S
+        )
         self._writer.add_trajectories(
             step.number,
             [
@@ -279,7 +283,7 @@ class RunReport:
         step.reward = statistics.fmean(item.reward or 0.0 for item in items)
         tokens = [count for item in items if (count := completion_tokens(item)) is not None]
         step.tokens = sum(tokens) if tokens else None
-        step.sampled_by = _sampled_by(items)
+        step.sampled_by = sampled_by(items)
         step.summary = self._summary(groups) if self._summary is not None else ""
         self._show(StepSampled(step.number, step.reward))
         step.training_since = time.monotonic()
@@ -360,7 +364,9 @@ class RunReport:
             trajectories=len(items),
             duration_s=time.monotonic() - started,
         )
-        exchanges = await self._exchanges_of(items)
+        (exchanges,) = await exchanges_of(
+            [items], [range(len(items))], self._tokenizer, self._executor, _READ_S
+        )
         self._writer.add_evaluation(
             done,
             [
@@ -384,26 +390,6 @@ class RunReport:
         if self._open_step is None:
             raise ReportError("no step was begun; loop over report.steps(limit)")
         return self._open_step
-
-    async def _exchanges(self, groups: Sequence[TrajectoryGroup]) -> list[list[tuple[ExchangeLine, ...]]]:
-        """The exchanges of each rollout of each group; empty for those whose tokens are not kept."""
-        chosen = [sampled_rollouts(group.trajectories, self._token_samples) for group in groups]
-        items = [
-            group.trajectories[place]
-            for group, places in zip(groups, chosen, strict=True)
-            for place in places
-        ]
-        found = iter(await self._exchanges_of(items))
-        result: list[list[tuple[ExchangeLine, ...]]] = [[()] * len(group) for group in groups]
-        for lines, places in zip(result, chosen, strict=True):
-            for place in places:
-                lines[place] = next(found)
-        return result
-
-    async def _exchanges_of(self, items: Sequence[Rollout]) -> list[tuple[ExchangeLine, ...]]:
-        if self._tokenizer is None:
-            return [()] * len(items)
-        return await exchanges_of(items, self._tokenizer, self._executor, deadline_s=_READ_S)
 
 
 class _OpenStep:
@@ -445,13 +431,6 @@ def _plain(settings: msgspec.Struct | None) -> dict[str, Any]:
         return {}
     plain: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=str)
     return {name: value for name, value in plain.items() if name not in _ABOUT_THE_FOLDER}
-
-
-def _sampled_by(items: Sequence[Rollout]) -> tuple[int, int] | None:
-    refs = [item.ref for item in items if isinstance(item, TrajectoryHandle) and item.ref is not None]
-    if not refs:
-        return None
-    return min(ref.min_version for ref in refs), max(ref.max_version for ref in refs)
 
 
 async def _all(rollouts: Iterable[Awaitable[Rollout]]) -> list[Rollout]:

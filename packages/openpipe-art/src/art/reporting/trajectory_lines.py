@@ -76,21 +76,44 @@ def advantages(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> list[l
 
 
 async def exchanges_of(
-    rollouts: Sequence[Rollout], decoder: Decoder, reader: RecordReader | None, *, deadline_s: float
-) -> list[tuple[ExchangeLine, ...]]:
-    """The exchanges of each rollout, token by token; empty where it carries no token records.
+    groups: Sequence[Sequence[Rollout]],
+    chosen: Sequence[Sequence[int]],
+    decoder: Decoder | None,
+    reader: RecordReader | None,
+    deadline_s: float,
+) -> list[list[tuple[ExchangeLine, ...]]]:
+    """The exchanges of each rollout of each group, token by token.
+
+    Args:
+        groups: the rollouts.
+        chosen: of each group, the places of those whose tokens are kept; the others get none.
+        decoder: turns tokens into text; without it no tokens are kept.
+        reader: reads the records of handles; without it their tokens are not kept.
+        deadline_s: for the reading, in seconds.
 
     Raises:
         ArtError: a record cannot be read any more.
     """
-    handles = [item for item in rollouts if isinstance(item, TrajectoryHandle) and item.ref is not None]
+    result: list[list[tuple[ExchangeLine, ...]]] = [[()] * len(group) for group in groups]
+    if decoder is None:
+        return result
+    items = [(group[place], (index, place)) for index, group in enumerate(groups) for place in chosen[index]]
+    handles = [item for item, _ in items if isinstance(item, TrajectoryHandle) and item.ref is not None]
     records: Mapping[str, TrajectoryRecord] = {}
     if handles and reader is not None:
         found = await reader.records(handles, deadline_s=deadline_s)
         records = {record.record_id: record for record in found}
-    return [
-        tuple(_exchange(exchange, decoder) for exchange in _token_records(item, records)) for item in rollouts
-    ]
+    for item, (index, place) in items:
+        result[index][place] = tuple(_exchange(one, decoder) for one in _token_records(item, records))
+    return result
+
+
+def sampled_by(items: Sequence[Rollout]) -> tuple[int, int] | None:
+    """The lowest and the highest policy version that sampled the rollouts; None where nothing tells."""
+    refs = [item.ref for item in items if isinstance(item, TrajectoryHandle) and item.ref is not None]
+    if not refs:
+        return None
+    return min(ref.min_version for ref in refs), max(ref.max_version for ref in refs)
 
 
 def trajectory_line(
