@@ -1,7 +1,6 @@
 """A run goes on after a kill at any moment: every step is trained once, in order, and nothing is left."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -143,30 +142,3 @@ def test_another_adapter_or_another_model_is_refused(
     assert "was started with the base model" in other_model.stderr
     assert "Traceback" not in other_model.stderr
     checker.assert_clean(within_s=20)
-
-
-def test_a_folder_is_in_use_until_its_process_is_killed(program: Program) -> None:
-    assert program(kill="start").returncode == SIGKILL
-    environment = {**os.environ, "ART_TEST_RUN": str(program.run)}
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import os, time\nfrom pathlib import Path\nfrom art.reporting.run_writer import RunWriter\n"
-            "RunWriter.resumed(Path(os.environ['ART_TEST_RUN']), {'steps': 4})\nprint('held', flush=True)\n"
-            "time.sleep(600)",
-        ],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        refused = program(resume=True)
-        assert refused.returncode == 1
-        assert f"is in use by process {holder.pid}" in refused.stderr
-    finally:
-        holder.kill()
-        holder.wait()
-    assert program(resume=True, kill="training:1").returncode == SIGKILL
