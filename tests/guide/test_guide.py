@@ -129,16 +129,16 @@ def test_it_does_what_it_says(tmp_path: Path, checker: LeftoverChecker) -> None:
     reader.goes_on_to("FOLDER=runs/two-turns art-monarch")
     two_turns = runs / "two-turns"
     stopped_at = len(json_lines(two_turns / "metrics.jsonl"))
-    resumed = reader.goes_on_to("FOLDER=runs/two-turns RESUME=1 STEPS=3 art-monarch")
+    resumed = reader.goes_on_to("FOLDER=runs/two-turns RESUME=1 STEPS=2 art-monarch")
     went_on = [int(found[1]) for found in STEP_LINE.finditer(resumed)]
-    assert went_on == list(range(went_on[0], 4))
+    assert went_on == list(range(went_on[0], 3))
     assert went_on[0] <= stopped_at + 1, "it goes on from what is durable, no later than where it stopped"
-    assert [step["step"] for step in json_lines(two_turns / "metrics.jsonl")] == [1, 2, 3]
+    assert [step["step"] for step in json_lines(two_turns / "metrics.jsonl")] == [1, 2]
     looked = reader.goes_on_to("python look.py").splitlines()
     assert sum(" turn 1 " in line for line in looked) == sum(" turn 2 " in line for line in looked) == 24
     conversations = [
         line["exchanges"]
-        for line in json_lines(two_turns / "trajectories" / "step-0003.jsonl")
+        for line in json_lines(two_turns / "trajectories" / "step-0002.jsonl")
         if line["exchanges"]
     ]
     for first, second in conversations:
