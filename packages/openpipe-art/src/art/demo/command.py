@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -34,11 +35,12 @@ EPILOG = """\
 how long, how much
   A run takes one to two minutes on two cores and 5.7 GiB of memory. The first
   one on a machine also fetches and builds, some minutes more: vLLM for CPUs
-  (3 GB of disk) and the model SmolLM2-135M-Instruct (Apache-2.0; 90 MB to
+  (7 GB of disk) and the model SmolLM2-135M-Instruct (Apache-2.0; 90 MB to
   fetch, 540 MB of disk). Both stay in ~/.cache/art, or where ART_CACHE_DIR
   says, and are used again; remove that folder to be rid of them. uv, which
-  fetches, keeps a cache of its own (uv cache clean). `art doctor` says whether
-  this machine has what it takes.
+  fetches, keeps a cache of its own (uv cache clean); on one file system the
+  two share the bytes of vLLM. `art doctor` says whether this machine has what
+  it takes.
 
 what a run leaves
   The run folder, and nothing else: no process, port or temporary file.
@@ -65,7 +67,7 @@ stopping and going on
 
 exit status
   0 when the run came to its end, 1 after an error, 2 for wrong arguments,
-  130 after Ctrl-C.
+  130 after Ctrl-C, 141 when the output is no longer read.
 
 examples
   art demo
@@ -77,6 +79,7 @@ examples
 
 _FAILURE = 1
 _USAGE_ERROR = 2
+_BROKEN_PIPE = 128 + signal.SIGPIPE
 _STARTUP_TIMEOUT_S = 120.0
 _DEFAULT_STEPS = 25
 _NEEDS = {
@@ -267,6 +270,10 @@ def _ended(error: Exception, out: TextIO | None) -> int:
     from art.distributed.monarch_cli import error_texts
     from art.reporting import RunFinishedError
 
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered for it must not fail the exit
+        sys.stderr.write("art demo: nobody reads the output any more, so the run was stopped\n")
+        return _BROKEN_PIPE
     if isinstance(error, RunFinishedError):
         if out is None:
             print(error, flush=True)

@@ -129,7 +129,7 @@ async def ensure_smollm2(
 async def ensure_vllm(*, progress: Callable[[str], None] | None = None, deadline_s: float = 1800.0) -> Path:
     """Returns the folder of vLLM's environment, which is built first if it is not in the cache.
 
-    Building it fetches up to 3 GB from the package index and takes some minutes.
+    Building it fetches up to 3 GB from the package index, writes 7 GB and takes some minutes.
 
     Args:
         progress: is called with a line for the user now and then.
