@@ -12,10 +12,13 @@ class ArtLaunchContext(msgspec.Struct, frozen=True):
     Args:
         host_mesh: the hosts; the launcher closes them when the program ends.
         addresses: by which the hosts reach each other, in node order.
+        arguments: what stands behind ``--`` on the command line, for the program, for example to be read by
+            ``argparse.ArgumentParser("train.py").parse_args(launch.arguments)``.
     """
 
     host_mesh: HostMeshes
     addresses: tuple[str, ...] = (LOOPBACK,)
+    arguments: tuple[str, ...] = ()
 
     @property
     def host_count(self) -> int:

@@ -40,7 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """As :func:`main`, but returns the exit code."""
-    options = _parser().parse_args(arguments)
+    given, program_arguments = _split(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    options, unknown = parser.parse_known_args(given)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)} (those of the program stand behind `--`)")
+    options.arguments = program_arguments
     with Signals() as signals:
         try:
             program = parse_program(options.program)
@@ -52,11 +57,23 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return 128 + signals.received if signals.received is not None else code
 
 
+def _split(given: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The command's own arguments, and the program's, which stand behind the first ``--``."""
+    end = given.index("--") if "--" in given else len(given)
+    return list(given[:end]), tuple(given[end + 1 :])
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="art-monarch", description="Runs an ART controller program.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     local = commands.add_parser(
-        "local", help="run on this machine", description="Runs the program with one worker on loopback."
+        "local",
+        help="run on this machine",
+        usage="art-monarch local [-h] --program FILE_OR_MODULE:FUNCTION [--port PORT]\n"
+        "                         [--startup-timeout SECONDS] [-- ARGUMENT ...]",
+        description="Runs the program with one worker on loopback. What stands behind `--` is the program's: "
+        "launch.arguments, a tuple of strings.",
+        epilog="example: art-monarch local --program train.py:main -- --steps 5",
     )
     local.add_argument(
         "--program",
@@ -149,7 +166,7 @@ async def run_local(
         startup_timeout_s=options.startup_timeout,
     )
     try:
-        await function(ArtLaunchContext(hosts))
+        await function(ArtLaunchContext(hosts, arguments=options.arguments))
     finally:
         await hosts.close()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from art.distributed.errors import ProgramError
+from art.distributed.user_traceback import is_users
 
 if TYPE_CHECKING:
     from art.distributed.launch import ArtLaunchContext
@@ -56,7 +57,7 @@ class Program(msgspec.Struct, frozen=True):
                 else f"{self.module} cannot be imported: {error}"
             ) from error
         except Exception as error:
-            raise ProgramError(f"{self.module} cannot be imported: {_last_frame(error)}") from error
+            raise ProgramError(f"{self.module} cannot be imported: {_with_place(error)}") from error
         function: Main | None = getattr(module, self.function, None)
         if function is None:
             raise ProgramError(f"{self.module} ({module.__file__}) has no function {self.function!r}")
@@ -111,7 +112,9 @@ def parse_program(text: str) -> Program:
     return Program(path.stem, function, str(path.parent))
 
 
-def _last_frame(error: BaseException) -> str:
+def _with_place(error: BaseException) -> str:
+    """The error, and the last of the user's own lines that it passed, or the last line of all."""
     frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    shown = [frame for frame in frames if is_users(frame.filename)] or frames
+    place = f" ({shown[-1].filename}:{shown[-1].lineno})" if shown else ""
     return f"{type(error).__name__}: {error}{place}"

@@ -56,6 +56,11 @@ def _shorten(link: traceback.TracebackException) -> int:
     return len(frames) - len(kept)
 
 
+def is_users(filename: str) -> bool:
+    """Whether the file is neither ART's nor an installed library's."""
+    return _kind(filename) == "user"
+
+
 def _kind(filename: str) -> str:
     path = Path(filename)
     if path.is_relative_to(_ART):
