@@ -9,7 +9,7 @@ import json
 import os
 
 import art
-from art.distributed import ArtLaunchContext, ArtRuntime, InstalledAsyncCallable, compile_topology
+from art.distributed import ArtLaunchContext, ArtRuntime, compile_topology
 
 WORDS = ("yes", "no", "maybe", "perhaps")
 GROUPS = 3
@@ -44,7 +44,7 @@ async def main(launch: ArtLaunchContext) -> None:
         compile_topology(cluster=launch.homogeneous_cluster(cpu_slots=4, startup_timeout_s=120)),
     )
     try:
-        rollouts = runtime.rollout_executor(InstalledAsyncCallable.from_callable(rollout), target_workers=2)
+        rollouts = runtime.rollout_executor(rollout, target_workers=2)
         model = art.TrainableModel(
             name="tiny", project="tests", base_model=os.environ["ART_TEST_MODEL"], run_name="tiny"
         )
@@ -60,10 +60,7 @@ async def main(launch: ArtLaunchContext) -> None:
             say("READY", {handle.name: handle.pid for handle in runtime.actors.values()})
             for number in range(int(os.environ["ART_TEST_STEPS"])):
                 groups = await art.gather_trajectory_groups(
-                    art.TrajectoryGroup(
-                        rollouts.submit(rollout, model, word, None, group_id=f"{number}-{word}")
-                        for _ in range(SAMPLES)
-                    )
+                    art.TrajectoryGroup(rollouts.submit(rollout, model, word, None) for _ in range(SAMPLES))
                     for word in WORDS[:GROUPS]
                 )
                 if number == 0:

@@ -351,6 +351,28 @@ async def test_submitted_rollouts_leave_their_records_with_the_worker(runtime: A
         assert stats.record_count == stats.failed_count
 
 
+async def test_a_group_is_one_and_the_least_busy_worker_is_taken(runtime: ArtRuntime, user: Any) -> None:
+    executor = runtime.rollout_executor(user.rollout, target_workers=2)
+    scenario = {"sleep": 0.3}
+    first, second = await art.gather_trajectory_groups(
+        art.TrajectoryGroup(executor.submit(user.rollout, MODEL, scenario, None) for _ in range(3))
+        for _ in range(2)
+    )
+    ids = [[handle.ref.group_id for handle in group] for group in (first, second)]
+    assert [len(set(of_one)) for of_one in ids] == [1, 1]
+    assert ids[0][0] != ids[1][0]
+    alone = [await executor.submit(user.rollout, MODEL, {}, None) for _ in range(2)]
+    assert len({*ids[0], *ids[1], *(handle.ref.group_id for handle in alone)}) == 4
+    played = await asyncio.gather(
+        *(executor.run(None, user.rollout, MODEL, scenario, None) for _ in range(6))
+    )
+    by_process = [trajectory.metadata["pid"] for trajectory in played]
+    assert sorted(map(by_process.count, set(by_process))) == [3, 3]
+    assert {(one.initial_policy_version, one.final_policy_version) for one in played} == {(4, 4)}
+    with pytest.raises(CallableError, match="a lambda"):
+        runtime.rollout_executor(lambda model, scenario, config: None, target_workers=1)
+
+
 async def test_a_dead_rollout_worker_is_named_until_it_is_replaced(runtime: ArtRuntime, user: Any) -> None:
     executor = runtime.rollout_executor(InstalledAsyncCallable.from_callable(user.rollout), target_workers=2)
     await executor.start()

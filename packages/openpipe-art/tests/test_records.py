@@ -10,7 +10,7 @@ from openai.types.chat.chat_completion import ChatCompletion
 
 import art
 from art.errors import RecordError
-from art.records import encode_choice_field, token_record, trajectory_record
+from art.records import encode_choice_field, set_policy_versions, token_record, trajectory_record
 from art_dataplane import TokenRecord, VersionSpan
 
 
@@ -85,6 +85,35 @@ def test_a_record_holds_all_exchanges_also_of_further_histories() -> None:
     assert kept.metadata == {"task": "t"}
     assert kept.timing.duration_s == made.duration_s
     kept.validate()
+
+
+def said(*versions: int) -> art.Trajectory:
+    """A trajectory with a choice of each version."""
+    choices = [response(record([1], [2], version)).choices[0] for version in versions]
+    return art.Trajectory(messages_and_choices=[{"role": "user", "content": "a"}, *choices], reward=1)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_trajectory_says_which_policy_versions_it_is_of(recorded: bool) -> None:
+    made = said(4, 2, 3)
+    assert (made.initial_policy_version, made.final_policy_version) == (None, None)
+    if recorded:
+        trajectory_record(made, group_id="g")
+    else:
+        set_policy_versions(made)
+    assert (made.initial_policy_version, made.final_policy_version) == (2, 4)
+
+
+def test_policy_versions_that_the_user_set_or_nobody_knows_are_left() -> None:
+    mine = said(4)
+    mine.initial_policy_version = 1
+    set_policy_versions(mine)
+    assert (mine.initial_policy_version, mine.final_policy_version) == (1, 4)
+    other = art.Trajectory(messages_and_choices=[response(record([1], [2])).choices[0]], reward=0)
+    other.messages_and_choices[0] = other.messages_and_choices[0].model_copy(update={"art": None})
+    del other.messages_and_choices[0].model_extra["art"]
+    set_policy_versions(other)
+    assert (other.initial_policy_version, other.final_policy_version) == (None, None)
 
 
 def test_a_choice_without_tokens_is_refused() -> None:

@@ -7,6 +7,7 @@ from openai.types.chat.chat_completion import Choice
 
 import art
 from art.errors import ArtError, GatherError
+from art.trajectories import gathering_group_id
 from art_dataplane import RolloutError
 
 
@@ -68,6 +69,39 @@ async def test_a_group_of_coroutines_runs_them_concurrently() -> None:
     assert await group is group
     assert [item.reward for item in group] == [0.25, 0.75]
     assert group.exceptions == []
+
+
+async def test_what_a_group_awaits_knows_the_group_and_nothing_else_does() -> None:
+    seen: dict[str, list[str | None]] = {"a": [], "b": [], "task": []}
+
+    async def notes(name: str) -> art.Trajectory:
+        await asyncio.sleep(0)
+        seen[name].append(gathering_group_id())
+        return trajectory()
+
+    early = asyncio.ensure_future(notes("task"))
+    await art.gather_trajectory_groups(
+        [art.TrajectoryGroup([notes("a"), notes("a")]), art.TrajectoryGroup([notes("b"), notes("b"), early])]
+    )
+    assert gathering_group_id() is None
+    await art.TrajectoryGroup([notes("a")])
+    assert gathering_group_id() is None
+    first, second, third = seen["a"]
+    assert first == second
+    assert len({first, third, *seen["b"]}) == 3
+    assert None not in seen["a"] + seen["b"]
+    assert seen["task"] == [None]
+
+
+def test_any_sequence_of_messages_is_taken_and_kept_as_a_list() -> None:
+    messages: art.Messages = [{"role": "user", "content": "x"}]
+    for given in (messages, tuple(messages)):
+        made = art.Trajectory(messages_and_choices=given, reward=0.0)
+        assert made.messages_and_choices == messages
+        assert isinstance(made.messages_and_choices, list)
+        made.messages_and_choices.append(choice("yes"))
+    assert len(messages) == 1
+    assert art.History(messages_and_choices=tuple(messages)).messages() == messages
 
 
 async def test_a_failed_rollout_is_an_exception_of_its_group() -> None:

@@ -9,6 +9,7 @@ import base64
 import binascii
 import math
 import uuid
+from collections.abc import Iterable
 
 import msgspec
 from openai.types.chat.chat_completion import Choice
@@ -51,11 +52,7 @@ def token_records(trajectory: Trajectory) -> tuple[TokenRecord, ...]:
     Raises:
         RecordError: a choice carries no record, or there is no choice at all.
     """
-    conversations = [
-        trajectory.messages_and_choices,
-        *(history.messages_and_choices for history in trajectory.additional_histories),
-    ]
-    choices = [item for conversation in conversations for item in conversation if isinstance(item, Choice)]
+    choices = _choices(trajectory)
     if not choices:
         raise RecordError(
             "a trajectory holds no openai Choice, so there is nothing to train on. Put response.choices[0] "
@@ -64,20 +61,52 @@ def token_records(trajectory: Trajectory) -> tuple[TokenRecord, ...]:
     return tuple(token_record(choice) for choice in choices)
 
 
+def _choices(trajectory: Trajectory) -> list[Choice]:
+    conversations = [
+        trajectory.messages_and_choices,
+        *(history.messages_and_choices for history in trajectory.additional_histories),
+    ]
+    return [item for conversation in conversations for item in conversation if isinstance(item, Choice)]
+
+
+def set_policy_versions(trajectory: Trajectory, exchanges: Iterable[TokenRecord] | None = None) -> None:
+    """Sets the trajectory's ``initial_policy_version`` and ``final_policy_version`` where they are not set.
+
+    Args:
+        trajectory: it stays as it is when no token is known.
+        exchanges: its exchanges; by default those that its choices carry, as far as they do.
+
+    Raises:
+        RecordError: the field of a choice is not a token record.
+    """
+    if exchanges is None:
+        carried = (one for one in _choices(trajectory) if CHOICE_FIELD in (one.model_extra or {}))
+        exchanges = [token_record(choice) for choice in carried]
+    versions = [span.version for exchange in exchanges for span in exchange.completion_spans]
+    if not versions:
+        return
+    if trajectory.initial_policy_version is None:
+        trajectory.initial_policy_version = min(versions)
+    if trajectory.final_policy_version is None:
+        trajectory.final_policy_version = max(versions)
+
+
 def trajectory_record(
     trajectory: Trajectory, *, group_id: str, record_id: str | None = None
 ) -> TrajectoryRecord:
-    """The training record of a trajectory.
+    """The training record of a trajectory, whose policy versions are set (:func:`set_policy_versions`).
 
     Raises:
         RecordError: a choice carries no token record, or the reward is not a finite number.
     """
     if not math.isfinite(trajectory.reward):
         raise RecordError(f"a trajectory has the reward {trajectory.reward}; it must be a finite number")
+    exchanges = token_records(trajectory)
+    set_policy_versions(trajectory, exchanges)
     return TrajectoryRecord(
         record_id=record_id if record_id is not None else uuid.uuid4().hex,
         group_id=group_id,
-        exchanges=token_records(trajectory),
+        exchanges=exchanges,
         reward=float(trajectory.reward),
         metrics={name: float(value) for name, value in trajectory.metrics.items()},
         metadata=dict(trajectory.metadata),

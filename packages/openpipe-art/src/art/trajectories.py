@@ -7,18 +7,28 @@ Invariant: a rollout that failed is never a trajectory with some reward. It is a
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Generator, Iterable, Iterator
+import uuid
+from collections.abc import Awaitable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Self
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import msgspec
 import pydantic
 
 from art.errors import ArtError, RolloutFailed
-from art.messages import Messages, MessagesAndChoices, Tools, as_messages, checked
+from art.messages import MessageOrChoice, Messages, MessagesAndChoices, Tools, as_messages, checked
 from art_dataplane.records import RolloutError, TrajectoryRef
 
 type MetadataValue = str | int | float | bool | None
+
+_gathering: ContextVar[str | None] = ContextVar("_gathering", default=None)
+
+
+def gathering_group_id() -> str | None:
+    """The id of the :class:`TrajectoryGroup` that awaits the running task as one of its rollouts, if any."""
+    return _gathering.get()
+
 
 CheckedMessages = Annotated[pydantic.SkipValidation[MessagesAndChoices], pydantic.BeforeValidator(checked)]
 
@@ -34,6 +44,12 @@ class History(pydantic.BaseModel):
     messages_and_choices: CheckedMessages
     tools: Tools | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, *, messages_and_choices: Sequence[MessageOrChoice], tools: Tools | None = None
+        ) -> None: ...
+
     def messages(self) -> Messages:
         """The conversation as plain messages."""
         return as_messages(self.messages_and_choices)
@@ -43,17 +59,19 @@ class Trajectory(pydantic.BaseModel):
     """One finished rollout.
 
     Args:
-        messages_and_choices: the conversation; what the trained model said stands as the openai ``Choice``
-            it came in, since the choice carries the token ids, log-probs and policy versions.
+        messages_and_choices: the conversation, any sequence, kept as a list; what the trained model said
+            stands as the openai ``Choice`` it came in, since the choice carries the token ids, log-probs and
+            policy versions.
         reward: what the rollout is worth.
         metrics: numbers to report, averaged over a step.
         metadata: small values to keep beside it.
         tools: the tools that were offered, as OpenAI's.
         logs: lines for a human.
         additional_histories: further conversations that share the reward.
-        initial_policy_version: the policy version when it began, for your own notes; training takes each
-            token's version from its choice.
-        final_policy_version: the policy version when it ended, likewise.
+        initial_policy_version: the lowest policy version of the tokens that the model said. Unless you set
+            it, ``executor.run`` sets it on what comes back, and training on a trajectory sets it. Its choices
+            say the version of each token.
+        final_policy_version: the highest, likewise.
         started_unix_s: when it was made, in seconds since 1970 (Unix time).
         duration_s: seconds it took; :meth:`finish` sets it.
     """
@@ -72,6 +90,24 @@ class Trajectory(pydantic.BaseModel):
     started_unix_s: float = pydantic.Field(default_factory=time.time)
     duration_s: float | None = None
     _started: float = pydantic.PrivateAttr(default_factory=time.monotonic)
+
+    if TYPE_CHECKING:  # pydantic's own, but for type checkers a list is no list of a wider type
+
+        def __init__(
+            self,
+            *,
+            messages_and_choices: Sequence[MessageOrChoice],
+            reward: float,
+            metrics: Mapping[str, float | int | bool] = ...,
+            metadata: Mapping[str, MetadataValue] = ...,
+            tools: Tools | None = None,
+            logs: Sequence[str] = ...,
+            additional_histories: Sequence[History] = ...,
+            initial_policy_version: int | None = None,
+            final_policy_version: int | None = None,
+            started_unix_s: float = ...,
+            duration_s: float | None = None,
+        ) -> None: ...
 
     def log(self, message: str) -> None:
         """Adds the line ``message`` to ``logs``."""
@@ -160,7 +196,7 @@ class TrajectoryGroup:
 
     Made from trajectories, handles, exceptions, or awaitables of the first two. With awaitables it must be
     awaited (:func:`art.gather_trajectory_groups` does); they then run concurrently, and what they raise is
-    kept in ``exceptions``.
+    kept in ``exceptions``. Coroutines of ``executor.submit`` without ``group_id`` get one in common then.
 
     Args:
         trajectories: the rollouts. Afterwards the attribute of this name holds those that did not fail.
@@ -184,6 +220,7 @@ class TrajectoryGroup:
         self.exceptions: list[BaseException] = list(exceptions)
         self.metadata: dict[str, MetadataValue] = dict(metadata or {})
         self.metrics: dict[str, float | int | bool] = dict(metrics or {})
+        self._id = uuid.uuid4().hex
         self._pending: list[Awaitable[Rollout]] = []
         for item in trajectories:
             if isinstance(item, Awaitable):
@@ -219,7 +256,12 @@ class TrajectoryGroup:
             ArtError: a rollout returned something else than a trajectory or a handle to one.
         """
         pending, self._pending = self._pending, []
-        for result in await asyncio.gather(*pending, return_exceptions=True):
+        token = _gathering.set(self._id)  # the tasks that gather makes of coroutines begin with it
+        try:
+            rollouts = asyncio.gather(*pending, return_exceptions=True)
+        finally:
+            _gathering.reset(token)
+        for result in await rollouts:
             if isinstance(result, BaseException) and not isinstance(
                 result, Exception | asyncio.CancelledError
             ):

@@ -285,7 +285,9 @@ class ModelRun:
                     raise ConfigError("a trajectory handle without a record cannot be trained on")
                 if item.ref.group_id != group_id:
                     raise ConfigError(
-                        f"one group holds records of the groups {group_id!r} and {item.ref.group_id!r}"
+                        f"one group holds records of the groups {group_id!r} and {item.ref.group_id!r}; "
+                        "give its rollouts one group_id in executor.submit, or give the TrajectoryGroup the "
+                        "coroutines of executor.submit themselves"
                     )
                 refs.append(item.ref)
             else:

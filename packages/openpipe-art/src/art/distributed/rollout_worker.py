@@ -17,7 +17,7 @@ from art.distributed.service import Raised, raised
 from art.distributed.user_traceback import user_traceback
 from art.errors import ArtError
 from art.model import TrainableModel
-from art.records import trajectory_record
+from art.records import set_policy_versions, trajectory_record
 from art.trajectories import Trajectory, TrajectoryHandle
 from art_dataplane import (
     Lease,
@@ -91,9 +91,11 @@ class RolloutWorker:
         self._models: dict[bytes, TrainableModel] = {}
 
     async def run(self, request: RolloutRequest) -> RolloutReply:
-        """Runs one rollout and returns its value."""
+        """Runs one rollout and returns its value; a trajectory says which policy versions it is of."""
         try:
             value = await self._roll_out(request)
+            if isinstance(value, Trajectory):
+                set_policy_versions(value)
             return RolloutValue(user_values.pack(value, "the result of a rollout"))
         except Exception as error:  # noqa: BLE001 - the caller gets it with its traceback
             return _raised_by_user(error)

@@ -27,7 +27,7 @@ from art.distributed.rollout_worker import (
 )
 from art.errors import ConfigError, RolloutFailed
 from art.model import TrainableModel
-from art.trajectories import TrajectoryHandle
+from art.trajectories import TrajectoryHandle, gathering_group_id
 from art_dataplane import Lease, TrajectoryRecord, TrajectoryRef, read_records
 from art_dataplane.locations import INLINE_LIMIT
 from art_topology import RuntimeTopology
@@ -127,12 +127,12 @@ class RolloutExecutor:
         await asyncio.gather(*(self._worker(worker) for worker in self._workers))
 
     async def run(
-        self, worker: int, function: AsyncFunction, model: TrainableModel, scenario: Any, config: Any
+        self, worker: int | None, function: AsyncFunction, model: TrainableModel, scenario: Any, config: Any
     ) -> Any:
         """Runs ``function(model, scenario, config)`` on one worker and returns its value.
 
         Args:
-            worker: its index.
+            worker: its index; ``None`` is the least busy one.
             function: the executor's function.
             model: its first argument.
             scenario: its second argument: data that pickle takes, of importable classes.
@@ -146,11 +146,12 @@ class RolloutExecutor:
             RuntimeFailure: it is not the executor's function, the worker is not in use, or a part that
                 rollouts depend on failed.
         """
-        if worker not in self._workers:
+        if worker is not None and worker not in self._workers:
             raise RuntimeFailure(f"worker {worker} is not in use; set_workers chose {self._workers}")
         request = self._request(function, model, scenario, config, None)
-        handle = await self._worker(worker)
+        worker = self._least_busy() if worker is None else worker
         with self._counted(worker):
+            handle = await self._worker(worker)
             return await self._runtime.failures.guard(self._run_on(handle, request))
 
     async def _run_on(self, handle: ActorHandle, request: RolloutRequest) -> Any:
@@ -160,7 +161,13 @@ class RolloutExecutor:
         raise RolloutFailed(reply.kind, reply.message, reply.traceback, handle.role)
 
     async def submit(
-        self, function: AsyncFunction, model: TrainableModel, scenario: Any, config: Any, *, group_id: str
+        self,
+        function: AsyncFunction,
+        model: TrainableModel,
+        scenario: Any,
+        config: Any,
+        *,
+        group_id: str | None = None,
     ) -> TrajectoryHandle:
         """Runs a rollout for training on the least busy worker, which keeps the record.
 
@@ -169,7 +176,10 @@ class RolloutExecutor:
             model: its first argument.
             scenario: its second argument: data that pickle takes, of importable classes.
             config: its third argument, likewise.
-            group_id: equal for the rollouts whose rewards are compared with each other.
+            group_id: equal for the rollouts whose rewards are compared with each other, and no other group's.
+                By default that of the :class:`art.TrajectoryGroup` which awaits this coroutine. A rollout
+                that is awaited elsewhere, or whose task was made before it came into its group, needs one
+                to be trained on with others.
 
         Returns:
             A handle to the record. When the function raised, its ``error`` is set and ``reward`` is
@@ -182,8 +192,8 @@ class RolloutExecutor:
             RuntimeFailure: it is not the executor's function, or a part that rollouts depend on failed, for
                 example the model service.
         """
-        request = self._request(function, model, scenario, config, group_id)
-        worker = min(self._workers, key=lambda index: (self._running[index], self._workers.index(index)))
+        request = self._request(function, model, scenario, config, group_id or gathering_group_id())
+        worker = self._least_busy()
         with self._counted(worker):
             handle = await self._worker(worker)
             failures = self._runtime.failures
@@ -197,6 +207,9 @@ class RolloutExecutor:
                 error.kind, error.message, error.traceback, handle.role
             )
         return result
+
+    def _least_busy(self) -> int:
+        return min(self._workers, key=lambda index: (self._running[index], self._workers.index(index)))
 
     @contextmanager
     def _counted(self, worker: int) -> Iterator[None]:

@@ -17,7 +17,7 @@ import msgspec
 
 from art.checks import require, runtime_checks
 from art.distributed.actor_process import ACTOR_TMPDIR_VARIABLE, CPUS_VARIABLE
-from art.distributed.callables import InstalledAsyncCallable
+from art.distributed.callables import AsyncFunction, InstalledAsyncCallable
 from art.distributed.errors import CloseError, RuntimeFailure, StartupError
 from art.distributed.failures import FailureWatch
 from art.distributed.handle import ActorHandle
@@ -299,7 +299,7 @@ class ArtRuntime:
 
     def rollout_executor(
         self,
-        function: InstalledAsyncCallable,
+        function: InstalledAsyncCallable | AsyncFunction,
         *,
         target_workers: int,
         rollout_timeout_s: float = 1800.0,
@@ -308,14 +308,17 @@ class ArtRuntime:
         """An executor that runs ``function`` in worker processes on the hosts' free CPU slots.
 
         Args:
-            function: the rollout.
+            function: the rollout: a top-level async function, or what refers to one.
             target_workers: how many processes.
             rollout_timeout_s: seconds that one rollout may take.
             env: environment variables of the workers; ``None`` removes one.
 
         Raises:
+            CallableError: it is not a top-level async function that another process could import.
             RuntimeFailure: there are fewer free CPU slots.
         """
+        if not isinstance(function, InstalledAsyncCallable):
+            function = InstalledAsyncCallable.from_callable(function)
         return RolloutExecutor(
             self, function, target_workers=target_workers, rollout_timeout_s=rollout_timeout_s, env=env or {}
         )
