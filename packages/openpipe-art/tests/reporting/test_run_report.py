@@ -13,6 +13,7 @@ import pytest
 import art
 from art.errors import ConfigError
 from art.reporting import ReportError, RunFinishedError, RunReport
+from art.reporting.page.load import load_run
 from art.reporting.run_folder import RunDescription, read_run
 
 NAMES = {"sampler_difference_mean": 1.5e-6, "sampler_difference_p99": 8e-6}
@@ -47,6 +48,27 @@ async def test_a_step_is_one_line_with_what_a_user_wants_to_know(make_report, ma
 async def test_a_step_without_an_update_says_why(make_report, make_group, stream) -> None:
     await run_steps(make_report(), make_group, (0.5, 0.5))
     assert stream.getvalue().endswith("v0  no step: equal rewards\n")
+
+
+async def test_without_summaries_there_is_no_column_for_them(make_report, make_group, stream) -> None:
+    await run_steps(make_report(), make_group, (1.0, 0.5))
+    assert stream.getvalue().splitlines()[0].endswith("log-prob difference")
+
+
+async def test_a_run_that_stands_still_is_told_once_what_can_help(make_report, make_group, stream) -> None:
+    flat = (0.3, 0.3)
+    await run_steps(make_report(), make_group, (1.0, 0.3), flat, flat, (0.4, 0.3), *[flat] * 5)
+    lines = stream.getvalue().splitlines()
+    (at,) = (index for index, line in enumerate(lines) if line.startswith("nothing was learned"))
+    assert lines[at - 1].split()[0] == "7", "the third step in a row"
+    assert "(mean 0.300; the best of this run is 1.000)" in lines[at]
+    assert "a higher temperature" in lines[at]
+
+
+async def test_a_converged_run_is_not_told_that_it_stands_still(make_report, make_group, stream) -> None:
+    done = (1.0, 1.0)
+    await run_steps(make_report(), make_group, (1.0, 0.0), (1.0, 0.5), *[done] * 5)
+    assert "nothing was learned" not in stream.getvalue()
 
 
 async def test_metrics_and_trajectories_of_each_step_are_kept(make_report, make_group, read_json) -> None:
@@ -243,7 +265,21 @@ async def test_an_evaluation_that_fails_leaves_nothing(make_report) -> None:
     assert not (report.folder / "evaluations.jsonl").exists()
 
 
-@pytest.mark.parametrize("name", ["../x", "", "step-1", "a/b", ".hidden"])
+async def test_an_evaluation_s_file_has_no_spaces_in_its_name_and_is_its_own(make_report) -> None:
+    report = make_report()
+    await report.evaluate("held-out questions", [answer(0.5)])
+    assert [path.name for path in (report.folder / "trajectories").iterdir()] == [
+        "held-out-questions-0000.jsonl"
+    ]
+    (file,) = load_run(report.folder).files
+    assert (file.name, file.number) == ("held-out questions", 0)
+    with pytest.raises(
+        ConfigError, match=r"'held-out questions' and 'held-out-questions' would both be kept in"
+    ):
+        await report.evaluate("held-out-questions", (answer(0.5) for _ in range(1)))
+
+
+@pytest.mark.parametrize("name", ["../x", "", "step", "step-1", "step 1", "a/b", ".hidden"])
 async def test_an_evaluation_s_name_must_do_for_a_file(make_report, name: str) -> None:
     with pytest.raises(ConfigError, match="name"):
         await make_report().evaluate(name, (answer(0.0) for _ in range(1)))

@@ -58,23 +58,25 @@ COLUMNS = (
 _GAP = 2
 
 
-def shown(width: int | None) -> tuple[Column, ...]:
-    """The columns that fit into ``width`` characters; all of them when it is None."""
+def shown(width: int | None, *, summary: bool = True) -> tuple[Column, ...]:
+    """The columns that fit into ``width`` characters, all of them when it is None; the last one, of
+    summaries, where there are any."""
+    columns = COLUMNS if summary else COLUMNS[:-1]
     if width is None:
-        return COLUMNS
+        return columns
     chosen: list[Column] = []
     used = -_GAP
-    for column in sorted(COLUMNS, key=lambda column: column.rank):
+    for column in sorted(columns, key=lambda column: column.rank):
         used += column.width + _GAP
         if chosen and used > width:
             break
         chosen.append(column)
-    return tuple(column for column in COLUMNS if column in chosen)
+    return tuple(column for column in columns if column in chosen)
 
 
-def header(width: int | None) -> str:
+def header(width: int | None, *, summary: bool = True) -> str:
     """The titles, at most ``width`` characters."""
-    return _joined([(column, column.title) for column in shown(width)], width)
+    return _joined([(column, column.title) for column in shown(width, summary=summary)], width)
 
 
 def row(event: StepEnded, width: int | None) -> str:

@@ -66,7 +66,8 @@ class PlainDisplay:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._fetches = False
-        self._has_header = False
+        self._header = ""
+        self._summarized = False
 
     def show(self, event: Event) -> None:
         """Prints what is worth a line."""
@@ -81,9 +82,10 @@ class PlainDisplay:
                 if self._fetches:
                     self._line(f"  {event.text}")
             case StepEnded():
-                if not self._has_header:
-                    self._has_header = True
-                    self._line(header(None))
+                self._summarized = self._summarized or bool(event.summary)
+                if (titles := header(None, summary=self._summarized)) != self._header:
+                    self._header = titles
+                    self._line(titles)
                 self._line(row(event, None))
             case EvaluationStarted():
                 self._line(f"{event.name} ...")

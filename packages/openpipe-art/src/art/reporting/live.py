@@ -64,6 +64,7 @@ class LiveDisplay:
         self._rewards: list[float] = []
         self._last: StepEnded | None = None
         self._columns: tuple[str, ...] = ()
+        self._summarized = False
         self._live: Live | None = None
 
     def watch(self, counts: Counts) -> None:
@@ -124,10 +125,11 @@ class LiveDisplay:
 
     def _print_step(self, event: StepEnded) -> None:
         width = self._console.width
-        columns = tuple(column.title for column in shown(width))
+        self._summarized = self._summarized or bool(event.summary)
+        columns = tuple(column.title for column in shown(width, summary=self._summarized))
         if columns != self._columns:
             self._columns = columns
-            self._print(header(width), style="dim")
+            self._print(header(width, summary=self._summarized), style="dim")
         self._print(row(event, width))
 
     def _print(self, line: str, style: str = "") -> None:

@@ -5,7 +5,7 @@
     evaluations.jsonl               one EvaluationLine per evaluation, for example of held-out prompts
     phases.jsonl                    one PhaseLine per part of the run that is no step (start-up, evaluation)
     trajectories/step-0001.jsonl    one TrajectoryLine per trajectory of the step
-    trajectories/NAME-0000.jsonl    the same of the evaluation NAME at policy version 0
+    trajectories/NAME-0000.jsonl    the same of the evaluation NAME (- for spaces) at policy version 0
     generations/, logs/             of the trainer and the processes
     report.html                     made from all of it
     .lock                           held by the process that writes, dropped by the kernel when it dies
@@ -136,8 +136,13 @@ def step_file(folder: Path, step: int) -> Path:
 
 
 def evaluation_file(folder: Path, name: str, policy_version: int) -> Path:
-    """Where the trajectories of an evaluation are."""
-    return folder / TRAJECTORIES / f"{name}-{policy_version:04d}.jsonl"
+    """Where the trajectories of an evaluation are; its name stands there with ``-`` for spaces."""
+    return folder / TRAJECTORIES / f"{'-'.join(name.split())}-{policy_version:04d}.jsonl"
+
+
+def is_step_file(path: Path) -> bool:
+    """Whether a file of trajectories is named as those of training steps are."""
+    return path.name.startswith("step-")
 
 
 def append_lines(path: Path, values: Sequence[Any]) -> None:

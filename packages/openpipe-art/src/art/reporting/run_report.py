@@ -34,7 +34,14 @@ from art.reporting.events import (
     StepSampled,
     StepStarted,
 )
-from art.reporting.run_folder import EvaluationLine, PhaseLine, RunDescription
+from art.reporting.flat_rewards import FlatRewards
+from art.reporting.run_folder import (
+    EvaluationLine,
+    PhaseLine,
+    RunDescription,
+    evaluation_file,
+    is_step_file,
+)
 from art.reporting.run_writer import RunWriter
 from art.reporting.trajectory_lines import (
     RecordReader,
@@ -124,6 +131,7 @@ class RunReport:
         self._executor: Executor | None = None
         self._tokenizer: Tokenizer | None = None
         self._open_step: _OpenStep | None = None
+        self._flat_rewards = FlatRewards()
         self._writer = _writer(name, folder, _plain(settings), resume)
         self._started = time.monotonic()
         self._before_s = self._writer.steps[-1]["elapsed_s"] if self._writer.steps else 0.0
@@ -244,8 +252,10 @@ class RunReport:
         """The numbers of the steps to take, from 1, or from where a resumed run goes on, to ``limit``.
 
         Each must be finished with :meth:`trained`. Ends early once the mean reward of the last
-        :data:`WINDOW` steps is above ``enough``.
+        :data:`WINDOW` steps is above ``enough``. After three steps in a row without training (equal rewards),
+        while a better reward is known, a line says once what can help.
         """
+        self._flat_rewards = FlatRewards(enough, [line["reward"] for line in self._writer.steps])
         while self.steps_done < limit and not (enough is not None and self.recent_reward() > enough):
             step = self.steps_done + 1
             self._open_step = _OpenStep(step)
@@ -280,7 +290,8 @@ class RunReport:
                 for item, worth, said in zip(group, worths, saids, strict=True)
             ],
         )
-        step.reward = statistics.fmean(item.reward or 0.0 for item in items)
+        step.rewards = [item.reward or 0.0 for item in items]
+        step.reward = statistics.fmean(step.rewards)
         tokens = [count for item in items if (count := completion_tokens(item)) is not None]
         step.tokens = sum(tokens) if tokens else None
         step.sampled_by = sampled_by(items)
@@ -319,6 +330,11 @@ class RunReport:
         self._show(
             StepEnded(step=step.number, metrics=metrics, summary=step.summary, sampled_by=step.sampled_by)
         )
+        flat = self._flat_rewards.step(
+            step.rewards, mean=step.reward, trained=not metrics.get("skipped", 0.0)
+        )
+        if flat is not None:
+            self.line(flat)
 
     def recent_reward(self) -> float:
         """Mean reward of the last :data:`WINDOW` steps; 0 before there are that many."""
@@ -331,7 +347,7 @@ class RunReport:
         An evaluation that a resumed run has already, of this name and policy version, is not run again.
 
         Args:
-            name: for example ``held-out``; part of a file's name.
+            name: for example ``held-out``; part of a file's name, with ``-`` for spaces.
             rollouts: run all at once. An iterator that makes them when it is asked costs nothing when they
                 are not run.
 
@@ -342,15 +358,20 @@ class RunReport:
             ConfigError: there are no rollouts, or the name does not do.
             Exception: what the first rollout that failed raised; the others are cancelled.
         """
-        if _EVALUATION_NAME.fullmatch(name) is None or name.startswith("step-"):
+        version = self.policy_version
+        file = evaluation_file(self.folder, name, version)
+        if _EVALUATION_NAME.fullmatch(name) is None or is_step_file(file):
             raise ConfigError(
                 f"{name!r} cannot be an evaluation's name, which is part of a file's: letters, digits, "
                 "spaces and . _ -, beginning with a letter or digit and not with 'step-'"
             )
-        version = self.policy_version
         for line in self._writer.evaluations:
             if (line.name, line.policy_version) == (name, version):
                 return line.reward
+            if evaluation_file(self.folder, line.name, line.policy_version) == file:
+                raise ConfigError(
+                    f"the evaluations {line.name!r} and {name!r} would both be kept in {file.name}"
+                )
         self._show(EvaluationStarted(name, version))
         started = time.monotonic()
         items = await _all(rollouts)
@@ -400,6 +421,7 @@ class _OpenStep:
         self.started = time.monotonic()
         self.training_since: float | None = None
         self.rollout_s = 0.0
+        self.rewards: list[float] = []
         self.reward = 0.0
         self.tokens: float | None = None
         self.sampled_by: tuple[int, int] | None = None

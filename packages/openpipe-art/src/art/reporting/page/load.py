@@ -5,7 +5,7 @@ last line is left out, and each step is there once, as it was taken last.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from art.reporting.run_folder import (
     RUN,
     TRAJECTORIES,
     RunDescription,
+    evaluation_file,
     read_lines,
     read_run,
 )
@@ -123,7 +124,11 @@ def load_run(folder: Path) -> Run:
         steps=[steps[number] for number in sorted(steps)],
         evaluations=list(evaluations.values()),
         phases=_read(folder / PHASES, Phase),
-        files=[item for item in _files(folder) if not item.of_training or item.number in steps],
+        files=[
+            item
+            for item in _files(folder, evaluations.values())
+            if not item.of_training or item.number in steps
+        ],
     )
 
 
@@ -156,10 +161,11 @@ def _read[Line](path: Path, kind: type[Line]) -> list[Line]:
     return lines
 
 
-def _files(folder: Path) -> Iterator[TrajectoryFile]:
+def _files(folder: Path, evaluations: Iterable[Evaluation]) -> Iterator[TrajectoryFile]:
+    names = {evaluation_file(folder, item.name, item.policy_version).name: item.name for item in evaluations}
     found = []
     for path in (folder / TRAJECTORIES).glob("*.jsonl"):
         match = _FILE_NAME.fullmatch(path.name)
         if match is not None:
-            found.append(TrajectoryFile(path, match[1], int(match[2])))
+            found.append(TrajectoryFile(path, names.get(path.name, match[1]), int(match[2])))
     return iter(sorted(found, key=lambda item: (not item.of_training, item.name, item.number)))
