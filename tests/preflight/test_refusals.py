@@ -12,7 +12,8 @@ from art_testing.tiny_model import make_tiny_llama
 import art
 from art import megatron_config
 from art.checks import machine
-from art.distributed import ArtRuntime
+from art.checks.results import warned
+from art.distributed import ArtRuntime, StartupError
 from art_topology import compile_topology, local_cluster
 
 
@@ -53,6 +54,30 @@ async def test_too_little_memory_for_the_model(
     art.init_megatron_runtime_config(packed_sequence_length=512)
     assert "model 'm' cannot be trained here: memory: 1.0 GiB" in await refusal(tiny, tmp_path)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("given", [(), ("progress",), ("notice", "progress")])
+async def test_a_warning_is_one_line_where_the_program_shows_lines(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: tuple[str, ...],
+) -> None:
+    async def refuse(*_: object) -> ArtRuntime:
+        raise StartupError("no further")
+
+    monkeypatch.setattr(ArtRuntime, "start_local", refuse)
+    monkeypatch.setattr("art.backend.training_checks", lambda plan: [warned("memory", "1", "2", "wait")])
+    lines: dict[str, list[str]] = {name: [] for name in given}
+    model = art.TrainableModel(name="m", project="p", base_model=str(tiny))
+    where = {name: lines[name].append for name in given}
+    async with art.MegatronBackend(run_dir=tmp_path / "run", **where) as backend:
+        with pytest.raises(StartupError):
+            await model.register(backend)
+    line = "model 'm': memory: 1, needed: 2. To mend: wait"
+    assert lines == {name: [line] if name == given[0] else [] for name in given}
+    assert capsys.readouterr().err == ("" if given else f"art: {line}\n")
 
 
 async def test_rows_longer_than_the_models_positions(tiny: Path, tmp_path: Path) -> None:

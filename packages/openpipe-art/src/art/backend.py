@@ -5,11 +5,11 @@ It owns an ``art.distributed.model_run.ModelRun`` for each model and, unless it 
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
-from warnings import warn
 
 from art.checks import Check, TrainingPlan, require, training_checks, warnings
 from art.checks.cache import build_checks
@@ -43,6 +43,8 @@ class MegatronBackend:
         threads: that the trainer and the server compute with, each; by default the CPUs this process may use.
         step_timeout_s: longest wait for one sign of progress of a step, in seconds.
         progress: called with a line for the user while long things start, and with what a step does.
+        notice: called with a line that the user should read, such as a check that warns; `report.line` of a
+            :class:`art.reporting.RunReport` does. By default ``progress``, or standard error without one.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class MegatronBackend:
         threads: int | None = None,
         step_timeout_s: float = 900.0,
         progress: Callable[[str], None] | None = None,
+        notice: Callable[[str], None] | None = None,
     ) -> None:
         self._runtime = runtime
         self._owns_runtime = runtime is None
@@ -71,7 +74,7 @@ class MegatronBackend:
         self._threads = threads or len(os.sched_getaffinity(0))
         self._step_timeout_s = step_timeout_s
         self._progress = progress or (lambda line: None)
-        self._warn = progress or (lambda line: warn(line, stacklevel=2))
+        self._notice = notice or progress or _on_stderr
         self._models: dict[str, ModelRun] = {}
         self._closed = False
 
@@ -116,9 +119,11 @@ class MegatronBackend:
         checks = await asyncio.to_thread(self._checks, model, placed, config, topology)
         require(checks, f"model {model.name!r} cannot be trained here")
         for check in warnings(checks):
-            self._warn(f"model {model.name!r}: {check.line()}")
+            self._notice(f"model {model.name!r}: {check.line()}")
         runtime = await self._started_runtime(topology)
-        registered = ModelRun(model, placed, config, runtime, self._run_settings(model), self._progress)
+        registered = ModelRun(
+            model, placed, config, runtime, self._run_settings(model), self._progress, self._notice
+        )
         try:
             await registered.start()
         except BaseException:
@@ -223,3 +228,7 @@ class MegatronBackend:
                 failures += error.exceptions
         if failures:
             raise CloseError("the backend closed with failures", failures)
+
+
+def _on_stderr(line: str) -> None:
+    print(f"art: {line}", file=sys.stderr, flush=True)

@@ -17,7 +17,6 @@ import asyncio
 import math
 import time
 import uuid
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -94,6 +93,7 @@ class ModelRun:
         runtime: runs the actors.
         settings: see :class:`RunSettings`.
         progress: called with a line for the user while parts start, and with what a step does.
+        notice: called with a line that the user should read.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class ModelRun:
         runtime: ArtRuntime,
         settings: RunSettings,
         progress: Callable[[str], None],
+        notice: Callable[[str], None],
     ) -> None:
         self.lock = asyncio.Lock()
         self.service: RunningModelService
@@ -113,6 +114,7 @@ class ModelRun:
         self._runtime = runtime
         self._settings = settings
         self._progress = progress
+        self._notice = notice
         self._trainer: MegatronTrainer | None = None
         self._packer: ActorHandle | None = None
         self._actors: list[ActorHandle] = []
@@ -263,11 +265,10 @@ class ModelRun:
         count = packed.counts.truncated_records
         if count and not self._warned_of_truncation:
             self._warned_of_truncation = True
-            warnings.warn(
+            self._notice(
                 f"{count} of {packed.counts.trajectory_count} trajectories were sampled with top-k, top-p, "
                 "min-p, penalties or greedily: the ratio of their tokens is only approximate. The metric "
-                "truncated_records counts them; sample with a temperature alone for exact ratios",
-                stacklevel=2,
+                "truncated_records counts them; sample with a temperature alone for exact ratios"
             )
 
     def _refs_of(self, group: TrajectoryGroup) -> list[TrajectoryRef]:

@@ -103,6 +103,7 @@ async def main(
             seed=settings.seed,
             resume=settings.resume,
             progress=report.progress,
+            notice=report.line,
         )
         async with runtime, backend:
             executor = runtime.rollout_executor(
