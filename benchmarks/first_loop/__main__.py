@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from benchmarks.first_loop.counts import count
 from benchmarks.first_loop.messages import PlainResult, PlainSettings, PlainStep, Sample
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from art.distributed import monarch_cli
     from art.distributed.programs import Program
 
-    launch = argparse.Namespace(port=0, startup_timeout=_STARTUP_TIMEOUT_S)
+    launch = argparse.Namespace(port=0, startup_timeout=_STARTUP_TIMEOUT_S, arguments=())
     program = Program("benchmarks.first_loop.ours", "run", str(ROOT))
     with monarch_cli.Signals() as signals:
         benchmark = _Benchmark(options)
@@ -145,7 +146,13 @@ class _Benchmark:
         print(report.HEADER, flush=True)
         self._before = load.usage()
 
-    async def _step(self, ours: "OurStep", prompts: Sequence[str], recorded: list[list[Sample]]) -> None:
+    async def _step(
+        self,
+        ours: "OurStep",
+        prompts: Sequence[str],
+        recorded: list[list[Sample]],
+        rewards: list[list[float]],
+    ) -> None:
         from benchmarks.first_loop import load, report
 
         from art.demo import task
@@ -156,7 +163,8 @@ class _Benchmark:
             max_tokens=task.SAMPLING.max_tokens,
             recorded=None if self._options.own_samples else recorded,
         )
-        pair = report.Pair(ours, msgspec.json.decode(await self._ask(asked), type=PlainResult))
+        plain = msgspec.json.decode(await self._ask(asked), type=PlainResult)
+        pair = report.Pair(ours, plain, count(recorded, rewards))
         self._pairs.append(pair)
         print(report.line(pair), flush=True)
         self._others = load.others_share(self._before, load.usage())

@@ -6,6 +6,7 @@ A step is timed as the demo times it: gathering, then training until the new pol
 import asyncio
 import base64
 import itertools
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -48,7 +49,8 @@ class Started(msgspec.Struct, frozen=True):
 
 
 type AfterStart = Callable[[Started], Awaitable[None]]
-type AfterStep = Callable[[OurStep, Sequence[str], list[list[Sample]]], Awaitable[None]]
+type AfterStep = Callable[[OurStep, Sequence[str], list[list[Sample]], list[list[float]]], Awaitable[None]]
+"""Called with the step, its prompts, and per group what was sampled and the rewards."""
 
 
 async def rollout(
@@ -105,17 +107,17 @@ async def run(
             result = await model.train(groups, config=art.TrainConfig(learning_rate=settings.learning_rate))
             ended = time.monotonic()
             await _durable(folder, result.step)
-            rewards = [item.reward or 0.0 for group in groups for item in group]
+            rewards = [[item.reward or 0.0 for item in group] for group in groups]
             report = OurStep(
                 step=step,
                 rollout_s=gathered - gathering,
                 train_s=ended - gathered,
-                reward=sum(rewards) / len(rewards),
+                reward=statistics.fmean(itertools.chain(*rewards)),
                 trained=not result.metrics.get("skipped"),
                 metrics=result.metrics,
             )
             recorded = [[_sample(str(item.metadata[RECORD])) for item in group] for group in groups]
-            await stepped(report, [group[0].prompt for group in scenarios], recorded)
+            await stepped(report, [group[0].prompt for group in scenarios], recorded, rewards)
 
 
 def _sample(field: str) -> Sample:

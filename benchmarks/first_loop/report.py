@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 import msgspec
+from benchmarks.first_loop.counts import Counts
 from benchmarks.first_loop.messages import PlainResult
 from benchmarks.first_loop.ours import OurStep
 
@@ -14,10 +15,11 @@ HEADER = (
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """One step of both."""
+    """One step of both, and what it needs at least."""
 
     ours: OurStep
     plain: PlainResult
+    counts: Counts
 
     @property
     def ours_s(self) -> float:

@@ -200,9 +200,12 @@ def test_rows_are_never_above_their_length_and_hold_no_token_twice_unless_they_m
     assert (sizes <= capacity).all()
     assert (sizes > 0).all()
     contexts = [contexts_of([each for each in group if each.error is None]) for group in groups]
-    assert plan.counts.physical_tokens >= sum(map(len, contexts))
+    apart, together = sum(map(len, contexts)), len(set().union(*contexts))
+    assert plan.counts.physical_tokens >= together
     if all(len(each) <= capacity for each in contexts):
-        assert plan.counts.physical_tokens == sum(map(len, contexts))
+        assert plan.counts.physical_tokens <= apart
+    if apart <= capacity:
+        assert plan.counts.physical_tokens == together
 
 
 def test_the_order_within_a_group_changes_no_row(exchange, record):
@@ -242,6 +245,20 @@ def test_a_shared_prompt_is_computed_once_and_its_last_token_predicts_many(excha
     assert plan.counts.logical_tokens == 16 * 48
     assert plan.counts.physical_tokens == 40 + 16 * 7
     assert (batch["loss_source"] == 39).sum() == 16
+
+
+def test_what_the_prompts_of_several_groups_share_is_computed_once(exchange, record):
+    groups = [
+        [
+            record(f"g{group}r{i}", f"g{group}", [exchange([1, 2, 3, 4, 10 + group], [20 + i, 30])], reward=i)
+            for i in range(2)
+        ]
+        for group in range(3)
+    ]
+    plan, batch = pack_in_memory(groups, 64)
+    assert plan.counts.row_count == 1
+    assert plan.counts.physical_tokens == 4 + 3 * (1 + 2)
+    assert entries_of(plan, batch) == brute_force(groups, AdvantageRule(), LossWeightRule())
 
 
 def test_a_tree_above_the_row_is_split_by_repeating_its_prefix(exchange, record):

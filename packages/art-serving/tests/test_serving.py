@@ -231,6 +231,64 @@ async def test_a_new_request_reuses_nothing_of_the_version_before(
     assert not np.array_equal(after_swap.completion_ids, first.completion_ids)
 
 
+@pytest.mark.parametrize("length", [20, 45, 64, 65, 90])
+async def test_equal_prompts_are_computed_once_up_to_the_last_token(
+    service, snapshots, openai_client, record_of, reference, length
+):
+    await service.activate(snapshots.make(5), 30)
+    prompt = [6 + (7 * index + length) % 120 for index in range(length)]
+    before = await service.stats()
+
+    async def ask(name, seed, n):
+        answer = await openai_client.completions.create(
+            model="policy",
+            prompt=prompt,
+            max_tokens=30,
+            temperature=0.8,
+            seed=seed,
+            n=n,
+            extra_headers={"X-Request-Id": name},
+            extra_body={"ignore_eos": True},
+        )
+        return [record_of(choice) for choice in answer.choices]
+
+    records, steps = await traced(service, ask("together", 10, 8))
+    computed = [len(versions) for versions in expected_versions(steps, "together").values()]
+    # A completion's last token is not computed. One sample's prompt was, of the others its last token.
+    assert sorted(count - 29 for count in computed) == [1] * 7 + [length]
+    assert (await service.stats()).prefix_hits - before.prefix_hits == 7 * (length - 1)
+    for record in records:
+        assert spans(record.prompt_spans) == [(0, length, 5)]
+        np.testing.assert_allclose(record.logprobs, reference.logprobs(record), atol=2e-4)
+    # vLLM adds a sample's number to the seed. The first sample read the prompt, long ones in several steps.
+    for index in (0, 3):
+        (alone,) = await ask(f"alone{index}", 10 + index, 1)
+        assert alone.completion_ids.tolist() == records[index].completion_ids.tolist()
+        np.testing.assert_allclose(alone.logprobs, records[index].logprobs, atol=1e-4)
+
+
+async def test_a_prompt_that_nobody_runs_any_more_is_computed_again(
+    service, snapshots, openai_client, record_of, reference
+):
+    await service.activate(snapshots.make(6), 30)
+    prompt = list(range(40, 60))
+
+    async def ask(name):
+        answer = await openai_client.completions.create(
+            model="policy", prompt=prompt, max_tokens=3, extra_headers={"X-Request-Id": name}
+        )
+        return record_of(answer.choices[0])
+
+    async def one_after_the_other():
+        return [await ask("firstx"), await ask("secondx")]
+
+    records, steps = await traced(service, one_after_the_other())
+    for name, record in zip(("firstx", "secondx"), records, strict=True):
+        (versions,) = expected_versions(steps, name).values()
+        assert len(versions) == len(prompt) + len(record.completion_ids) - 1
+        np.testing.assert_allclose(record.logprobs, reference.logprobs(record), atol=2e-4)
+
+
 async def test_a_refused_snapshot_leaves_the_old_version_active(
     service, snapshots, openai_client, record_of, reference, tiny_model
 ):

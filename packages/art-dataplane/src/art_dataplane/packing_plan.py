@@ -1,8 +1,8 @@
 """Plans a packed batch and writes it: pure functions of the records, which know no process and no transport.
 
 The invariants are those of :mod:`art_dataplane.packing`. A *sequence* is what one branch of a trajectory asks
-to be computed: its tokens up to the last that predicts a target. A *unit* is a tree, or a part of one, that
-goes into a row as a whole.
+to be computed: its tokens up to the last that predicts a target. A *unit* is a tree of one group, or a part
+of one, that goes into a row as a whole. Units of one row that begin alike are merged.
 """
 
 import bisect
@@ -185,7 +185,7 @@ def plan_packing(
         first += len(group.records)
     rows = _fill_rows([unit.forest.size for unit in units], packed_sequence_length)
     return PackingPlan(
-        [[units[index] for index in row] for row in rows],
+        [_merged([units[index] for index in row], records) for row in rows],
         records,
         np.array([value for group in scored for value in group.advantages], np.float64),
         tuple(group.group_id for group in scored),
@@ -246,6 +246,22 @@ def _fill_rows(sizes: list[int], capacity: int) -> list[list[int]]:
         rows[row].append(index)
         bisect.insort(free, (room - sizes[index], row))
     return rows
+
+
+def _merged(units: list[_Unit], records: list[TrajectoryRecord]) -> list[_Unit]:
+    """The units of one row; those that begin alike, as prompts with one system message do, become one forest.
+
+    The row only gets shorter, since what they share is computed once.
+    """
+    if len({int(unit.sequences[0].tokens[0]) for unit in units}) == len(units):
+        return units
+    sequences = [sequence for unit in units for sequence in unit.sequences]
+    parts = sort_sequences(
+        [sequence.tokens for sequence in sequences],
+        [records[sequence.targets[0].record].record_id for sequence in sequences],
+    )
+    ordered = [sequences[index] for index in parts.order.tolist()]
+    return [_Unit(build_forest(parts, 0, len(ordered)), ordered)]
 
 
 def _record_weights(records: np.ndarray, lengths: np.ndarray, count: int, rule: LossWeightRule) -> np.ndarray:

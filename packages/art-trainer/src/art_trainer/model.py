@@ -19,7 +19,7 @@ from art_trainer.rows import PackedRow
 from art_trainer.specs import LoraSpec
 from art_trainer.weights import load_weights
 
-with platform.quiet_megatron():
+with platform.quiet_megatron(), platform.without_compiler():
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.mlp import MLP, MLPSubmodules

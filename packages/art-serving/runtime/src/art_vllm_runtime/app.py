@@ -4,12 +4,12 @@ import asyncio
 import hmac
 import os
 from argparse import Namespace
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.entrypoints.openai.chat_completion.api_router import attach_router as attach_chat
 from vllm.entrypoints.openai.completion.api_router import attach_router as attach_completion
 from vllm.entrypoints.openai.models.api_router import attach_router as attach_models
@@ -101,7 +101,7 @@ def build_app(member: Member) -> FastAPI:
     init_exception_handler(app)
     _answer_for_a_dead_engine(app, member)
     _add_administration(app, member)
-    _guard(app, member)
+    app.add_middleware(_Guard, member=member)
     return app
 
 
@@ -169,23 +169,30 @@ def _add_administration(app: FastAPI, member: Member) -> None:
         return JSONResponse(await member.engine.collective_rpc("art_trace"))
 
 
-def _guard(app: FastAPI, member: Member) -> None:
+class _Guard:
     """Tokens, and no inference while it is in doubt what would answer."""
 
-    @app.middleware("http")
-    async def check(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
-        path = request.url.path
+    def __init__(self, app: ASGIApp, member: Member) -> None:
+        self._app = app
+        self._member = member
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        path, member = scope["path"], self._member
         if path.startswith("/art/"):
-            if not _carries(request, member.admin_token):
+            if not _carries(scope, member.admin_token):
                 return _error(401, "Unauthorized", "this needs the administration token of this launch")
         elif path.startswith("/v1/"):
-            if member.api_key is not None and not _carries(request, member.api_key):
+            if member.api_key is not None and not _carries(scope, member.api_key):
                 return _error(401, "Unauthorized", "this needs the API key of the model service")
             if member.adapters.doubt is not None:
                 return _error(503, "Quarantined", member.adapters.doubt)
-        return await proceed(request)
+        return None
 
 
-def _carries(request: Request, token: str) -> bool:
-    given = request.headers.get("authorization", "")
-    return hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+def _carries(scope: Scope, token: str) -> bool:
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    return hmac.compare_digest(given, b"Bearer " + token.encode())

@@ -15,6 +15,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 
 from art_vllm_runtime import spans
 from art_vllm_runtime.app import Member, build_app
+from art_vllm_runtime.prompt_sharing import connector_config
 from art_vllm_runtime.server import ENGINE_DIED, say, write_json
 from art_vllm_runtime.serving import RecordingLLM
 from art_vllm_runtime.stats_page import StatsPage
@@ -56,8 +57,8 @@ def start_engine(arguments: argparse.Namespace, page: StatsPage) -> RecordingLLM
         # No thread but this one exists, so forking is safe, and the child need not import everything again.
         if threading.active_count() == 1:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-            gc.collect()
-            gc.freeze()  # so that the child's collector does not copy every page of the imports
+    gc.freeze()  # no collection looks at the imports again, nor makes a child copy their pages
+    gc.enable()
     return RecordingLLM.from_vllm_config(config, disable_log_stats=True, stat_loggers=[page.logger()])
 
 
@@ -76,6 +77,7 @@ def engine_arguments(arguments: argparse.Namespace) -> AsyncEngineArgs:
         kv_cache_memory_bytes=arguments.kv_cache_bytes,
         block_size=arguments.block_size,
         enable_prefix_caching=arguments.prefix_caching,
+        kv_transfer_config=connector_config() if arguments.prefix_caching else None,
         tensor_parallel_size=arguments.tensor_parallel_size,
         pipeline_parallel_size=arguments.pipeline_parallel_size,
         seed=arguments.seed,

@@ -16,6 +16,7 @@ def register() -> None:
 
     engine_swap.install()
     if current_platform.is_cpu():
-        from art_vllm_runtime import cpu_lora
+        from art_vllm_runtime import cpu_layers, cpu_lora, cpu_seeds
 
-        cpu_lora.install()
+        for module in (cpu_layers, cpu_lora, cpu_seeds):
+            module.install()

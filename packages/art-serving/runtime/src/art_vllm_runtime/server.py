@@ -6,6 +6,7 @@ answered.
 """
 
 import argparse
+import gc
 import json
 import os
 import socket
@@ -73,6 +74,30 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     os.replace(part, path)
 
 
+def leave_out_the_compiler() -> None:
+    """Imports vLLM without the part of torch's compiler that it would load only to extend it.
+
+    Nothing is compiled where ``TORCH_COMPILE_DISABLE`` is set: ``torch.compile`` then gives back what it is
+    given, but loads the compiler first, and so would an extension of it that vLLM can do without.
+    """
+    if os.environ.get("TORCH_COMPILE_DISABLE") != "1":
+        return
+    import torch
+
+    torch.compile = _as_written  # type: ignore[assignment]  # what it does when it is disabled
+    extended = "torch._inductor.lowering"
+    sys.modules[extended] = None  # type: ignore[assignment]  # makes an import of it an ImportError
+    try:
+        import vllm  # noqa: F401
+    finally:
+        del sys.modules[extended]
+
+
+def _as_written(model: Any = None, **_: Any) -> Any:
+    """Stands for ``torch.compile``, with and without a function."""
+    return model if model is not None else _as_written
+
+
 def main() -> None:
     """Runs until SIGTERM or SIGINT, or until the engine core dies."""
     arguments = parse_arguments(sys.argv[1:])
@@ -87,6 +112,9 @@ def main() -> None:
 
     tie_forked_children()
     say("importing vLLM")
+    # Of what the imports allocate nearly all stays; ``head`` switches the collector on again before it forks.
+    gc.disable()
+    leave_out_the_compiler()
     from art_vllm_runtime.head import run_head
 
     code = run_head(arguments, listener, admin_token, api_key)

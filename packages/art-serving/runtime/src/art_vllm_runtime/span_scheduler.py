@@ -3,7 +3,8 @@
 Versions change only while the engine stands still (see ``engine_swap``), so a token scheduled under a version
 is computed under it. For each slot of the KV cache the version that computed it is kept; when the last prompt
 token of a request is scheduled, the versions of its slots are the spans of its prompt, whether they were
-computed for this request, found in the prefix cache, or computed again after a preemption.
+computed for this request, found in the prefix cache, copied from another request with the same prompt, or
+computed again after a preemption.
 """
 
 from typing import Any
@@ -17,6 +18,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+from art_vllm_runtime.prompt_sharing import BlockCopies
 from art_vllm_runtime.spans import PROMPT_SPANS, Span, run_lengths
 
 BASE_MODEL_VERSION = 0
@@ -70,6 +72,9 @@ class SpanScheduler(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedules, and notes under which version the scheduled tokens are computed."""
         output = super().schedule(throttle_prefills)
+        copies = output.kv_connector_metadata
+        if isinstance(copies, BlockCopies):
+            self._slot_versions[copies.targets] = self._slot_versions[copies.sources]
         for request_id, count in output.num_scheduled_tokens.items():
             self._note(self.requests[request_id], count)
         for request_id in output.finished_req_ids:

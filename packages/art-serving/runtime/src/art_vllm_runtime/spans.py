@@ -2,12 +2,16 @@
 
 The engine core's outputs have one field that carries free-form data of a request, ``kv_transfer_params``;
 prompt spans travel in it under a key of their own and are taken out before anything else sees the field.
+
+Log-probs that only the token record needs (``flat_logprobs``, which no client can ask for) come without the
+text of each token, which nobody would read.
 """
 
 from typing import Any
 
 import numpy as np
 from vllm.outputs import CompletionOutput
+from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 PROMPT_SPANS = "art_prompt_spans"
@@ -30,6 +34,7 @@ def install() -> None:
     if getattr(OutputProcessor, "art_installed", False):
         return
     process_outputs = OutputProcessor.process_outputs
+    new_logprobs = LogprobsProcessor.from_new_request
     new_completion_output = RequestState._new_completion_output
 
     def process(self: OutputProcessor, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
@@ -48,6 +53,11 @@ def install() -> None:
         output.art_prompt_spans = getattr(self, "art_prompt_spans", None)
         return output
 
+    def without_text(tokenizer: Any, request: Any) -> LogprobsProcessor:
+        params = request.sampling_params
+        return new_logprobs(None if params is not None and params.flat_logprobs else tokenizer, request)
+
+    LogprobsProcessor.from_new_request = staticmethod(without_text)
     OutputProcessor.process_outputs = process
     RequestState._new_completion_output = new_output
     OutputProcessor.art_installed = True

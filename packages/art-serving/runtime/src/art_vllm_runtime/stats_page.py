@@ -108,6 +108,8 @@ class _PageLogger(StatLoggerBase):
             page.kv_usage = scheduler_stats.kv_cache_usage
             page.prefix_queries += scheduler_stats.prefix_cache_stats.queries
             page.prefix_hits += scheduler_stats.prefix_cache_stats.hits
+            if scheduler_stats.connector_prefix_cache_stats is not None:  # copied from an equal prompt
+                page.prefix_hits += scheduler_stats.connector_prefix_cache_stats.hits
         if iteration_stats is not None:
             page.prompt_tokens += iteration_stats.num_prompt_tokens
             page.generation_tokens += iteration_stats.num_generation_tokens

@@ -16,6 +16,7 @@ from vllm.lora.peft_helper import PEFTHelper
 
 from art_dataplane.arrays import decode
 from art_dataplane.snapshot import SnapshotManifest, read_tensors
+from art_vllm_runtime import cpu_lora
 from art_vllm_runtime.engine_swap import ADAPTER_ID
 
 
@@ -96,6 +97,7 @@ class ArtWorkerExtension:
 
     def _art_put(self, model: LoRAModel) -> None:
         manager = self._art_manager()
+        cpu_lora.forget()
         manager.remove_adapter(ADAPTER_ID)
         manager.add_adapter(model)
         manager.activate_adapter(ADAPTER_ID)
