@@ -182,6 +182,7 @@ class _Benchmark:
                 "  log-probs of the same tokens under both policies differ by "
                 f"{differences[0]:.1e} on the first step and {max(differences):.1e} at most (mean per step)"
             )
+        print(report.parts(self._pairs))
         if self._options.json is not None:
             figures: dict[str, Any] = {
                 "options": {"steps": self._options.steps, "seed": self._options.seed}

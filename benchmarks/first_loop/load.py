@@ -1,9 +1,22 @@
-"""How busy the processors were with what does not belong to the benchmark."""
+"""How busy the processors were, with which part of ART and with what does not belong to the benchmark."""
 
+import contextlib
 import time
 
 import msgspec
 import psutil
+
+_PARTS = {
+    "benchmarks.first_loop.worker": "plain loop",
+    "VLLM::EngineCore": "vLLM engine",
+    "_supervisor": "others",
+    "art-vllm-runtime-server": "vLLM server",
+    "actor_process rollout worker": "rollout workers",
+    "actor_process packing worker": "packing worker",
+    "actor_process trainer": "trainer",
+    "actor_process model service": "model service",
+}
+"""By what their command lines contain."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -18,12 +31,28 @@ class Usage(msgspec.Struct, frozen=True):
 def usage() -> Usage:
     """What was used until now. Time that the hypervisor took counts as used by others."""
     total = psutil.cpu_times()
-    own = 0.0
+    own = sum(used_by_part().values())
+    return Usage(time.monotonic(), sum(total) - total.idle - total.iowait - total.guest, own)
+
+
+def used_by_part() -> dict[str, float]:
+    """Seconds of processor time that each part of this program has used: this process and all below it."""
+    used: dict[str, float] = {}
     me = psutil.Process()
     for process in (me, *me.children(recursive=True)):
-        times = process.cpu_times()
-        own += times.user + times.system
-    return Usage(time.monotonic(), sum(total) - total.idle - total.iowait - total.guest, own)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            part = "controller" if process == me else _part(process.cmdline())
+            times = process.cpu_times()
+            used[part] = used.get(part, 0.0) + times.user + times.system
+    return used
+
+
+def _part(command: list[str]) -> str:
+    text = " ".join(command)
+    for mark, part in _PARTS.items():
+        if mark in text:
+            return part
+    return "others"
 
 
 def others_share(before: Usage, after: Usage) -> float:

@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from benchmarks.first_loop.load import used_by_part
 from benchmarks.first_loop.messages import Sample
+from openai.types.chat.chat_completion import Choice
 
 import art
 from art.demo import task
@@ -30,7 +32,10 @@ RECORD = "record"
 
 
 class OurStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step took and found; seconds, and the metrics of ``art.TrainResult``."""
+    """What a step took and found; seconds, and the metrics of ``art.TrainResult``.
+
+    ``processor_s`` is processor time by part of ART, and of all its threads.
+    """
 
     step: int
     rollout_s: float
@@ -38,6 +43,7 @@ class OurStep(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     trained: bool
     metrics: dict[str, float]
+    processor_s: dict[str, float]
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -59,7 +65,8 @@ async def rollout(
     """The demo's rollout, which also hands out the record."""
     trajectory = await train.rollout(model, scenario, config)
     choice = trajectory.messages_and_choices[-1]
-    trajectory.metadata[RECORD] = choice.model_extra[CHOICE_FIELD]
+    assert isinstance(choice, Choice)
+    trajectory.metadata[RECORD] = (choice.model_extra or {})[CHOICE_FIELD]
     return trajectory
 
 
@@ -95,6 +102,7 @@ async def run(
         prompts = task.scenario_groups(task.TRAINING_WORDINGS, samples=settings.samples, seed=settings.seed)
         for step in range(1, steps + 1):
             scenarios = list(itertools.islice(prompts, settings.prompts))
+            used = used_by_part()
             gathering = time.monotonic()
             groups = await art.gather_trajectory_groups(
                 art.TrajectoryGroup(
@@ -107,6 +115,7 @@ async def run(
             result = await model.train(groups, config=art.TrainConfig(learning_rate=settings.learning_rate))
             ended = time.monotonic()
             await _durable(folder, result.step)
+            now = used_by_part()
             rewards = [[item.reward or 0.0 for item in group] for group in groups]
             report = OurStep(
                 step=step,
@@ -115,6 +124,7 @@ async def run(
                 reward=statistics.fmean(itertools.chain(*rewards)),
                 trained=not result.metrics.get("skipped"),
                 metrics=result.metrics,
+                processor_s={part: seconds - used.get(part, 0.0) for part, seconds in now.items()},
             )
             recorded = [[_sample(str(item.metadata[RECORD])) for item in group] for group in groups]
             await stepped(report, [group[0].prompt for group in scenarios], recorded, rewards)

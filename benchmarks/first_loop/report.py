@@ -93,6 +93,35 @@ def summarize(pairs: Sequence[Pair]) -> Summary:
     )
 
 
+def parts(pairs: Sequence[Pair]) -> str:
+    """Where ART's step goes, as lines: medians over the steps in which it trained."""
+    trained = [pair.ours for pair in pairs if pair.ours.trained]
+    if not trained:
+        return "ART took no step"
+
+    def median(*names: str) -> float:
+        return statistics.median(sum(step.metrics.get(name, 0.0) for name in names) for step in trained)
+
+    rollout = statistics.median(step.rollout_s for step in trained)
+    whole = statistics.median(step.train_s for step in trained)
+    stages = {
+        "packing": median("pack_fetch_s", "pack_plan_s", "pack_write_s", "train_map_s"),
+        "forward and backward": median("train_forward_backward_s"),
+        "optimizer": median("train_optimizer_s"),
+        "snapshot": median("train_snapshot_s"),
+        "activation": median("publish_s"),
+    }
+    lines = [
+        f"ART's steps that trained, medians: rollout {1e3 * rollout:.0f} ms, training {1e3 * whole:.0f} ms"
+    ]
+    lines += [f"  {1e3 * seconds:7.1f} ms  {name}" for name, seconds in stages.items()]
+    lines.append("processor time of a step, both processors together:")
+    for part in sorted({name for step in trained for name in step.processor_s} - {"plain loop"}):
+        used = statistics.median(step.processor_s.get(part, 0.0) for step in trained)
+        lines.append(f"  {1e3 * used:7.0f} ms  {part}")
+    return "\n".join(lines)
+
+
 def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
 
