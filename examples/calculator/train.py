@@ -6,9 +6,9 @@ In its first turn the model is to call a tool, ``[multiply(a=47, b=85)]``. The r
 the result back as a message of the role ``tool``; in its second turn the model is to answer with the number.
 """
 
+import argparse
 import itertools
 import json
-import os
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from openai.types.chat.chat_completion_message_function_tool_call import Functio
 
 import art
 from art.demo.model import ensure_smollm2, ensure_vllm
-from art.distributed import ArtLaunchContext, ArtRuntime, InstalledAsyncCallable, compile_topology
+from art.distributed import ArtLaunchContext, ArtRuntime, compile_topology
 from art.reporting import RunReport
 
 ROLLOUT_WORKERS = 2
@@ -62,7 +62,7 @@ HELD_OUT_WORDINGS = ("How much is {a} times {b}?", "What do you get for {a} x {b
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be varied from outside: ``STEPS=5 SEED=1 art-monarch local --program train.py:main``.
+    """What can be varied from outside: ``art-monarch local --program train.py:main -- --steps 5 --seed 1``.
 
     Args:
         steps: the most that are taken.
@@ -81,15 +81,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: float = 5e-4
     enough: float = 0.95
     seed: int = 0
-    run_dir: str | None = None
+    run_dir: str = ""
     resume: bool = False
 
 
-def settings_from_environment() -> Settings:
-    """The settings, each replaced by the environment variable of its name in capitals where there is one."""
-    names = {name: name.upper() for name in Settings.__struct_fields__}
-    given = {name: os.environ[variable] for name, variable in names.items() if variable in os.environ}
-    return msgspec.convert(given, Settings, strict=False)
+def settings_from(arguments: Sequence[str]) -> Settings:
+    """The settings, each replaced by the argument of its name where there is one: ``--steps 5 --resume``."""
+    parser = argparse.ArgumentParser("train.py", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for field in msgspec.structs.fields(Settings):
+        option, kind = f"--{field.name.replace('_', '-')}", type(field.default)
+        if kind is bool:
+            parser.add_argument(option, action="store_true")
+        else:
+            parser.add_argument(option, type=kind, default=field.default)
+    return Settings(**vars(parser.parse_args(arguments)))
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -189,8 +194,8 @@ def summary(groups: Sequence[art.TrajectoryGroup]) -> str:
 
 async def main(launch: ArtLaunchContext) -> None:
     """The whole run: a plain loop that gathers conversations and trains on them."""
-    settings = settings_from_environment()
-    folder = Path(settings.run_dir) if settings.run_dir is not None else None
+    settings = settings_from(launch.arguments)
+    folder = Path(settings.run_dir) if settings.run_dir else None
     with RunReport("calculator", folder, settings, resume=settings.resume, summary=summary) as report:
         with report.phase("model", fetches=True):
             base_model = await ensure_smollm2(progress=report.progress)
@@ -201,19 +206,16 @@ async def main(launch: ArtLaunchContext) -> None:
         model = art.TrainableModel(name="calculator", project="examples", base_model=str(base_model))
         cluster = launch.homogeneous_cluster(cpu_slots=ROLLOUT_WORKERS + 2)
         runtime = await ArtRuntime.start(launch.host_mesh, compile_topology(cluster=cluster))
-        async with (
-            runtime,
-            art.MegatronBackend(
-                runtime=runtime,
-                run_dir=report.folder,
-                seed=settings.seed,
-                resume=settings.resume,
-                progress=report.progress,
-            ) as backend,
-        ):
-            executor = runtime.rollout_executor(
-                InstalledAsyncCallable.from_callable(rollout), target_workers=ROLLOUT_WORKERS
-            )
+        backend = art.MegatronBackend(
+            runtime=runtime,
+            run_dir=report.folder,
+            seed=settings.seed,
+            resume=settings.resume,
+            progress=report.progress,
+            notice=report.line,
+        )
+        async with runtime, backend:
+            executor = runtime.rollout_executor(rollout, target_workers=ROLLOUT_WORKERS)
             report.watch(executor)
             with report.phase("rollout workers, vLLM and trainer"):
                 await executor.start()
@@ -225,21 +227,18 @@ async def main(launch: ArtLaunchContext) -> None:
                 await report.evaluate(
                     "held-out numbers",
                     (
-                        executor.run(index % ROLLOUT_WORKERS, rollout, model, problem, None)
-                        for index, (problem,) in enumerate(itertools.islice(held_out, HELD_OUT))
+                        executor.run(None, rollout, model, problem, None)
+                        for (problem,) in itertools.islice(held_out, HELD_OUT)
                     ),
                 )
 
             await evaluate()
             problems = problem_groups(WORDINGS, NUMBERS, samples=settings.samples, seed=settings.seed)
             problems = itertools.islice(problems, settings.problems * report.steps_done, None)
-            for step in report.steps(settings.steps, enough=settings.enough):
+            for _ in report.steps(settings.steps, enough=settings.enough):
                 groups = await art.gather_trajectory_groups(
-                    art.TrajectoryGroup(
-                        executor.submit(rollout, model, problem, None, group_id=f"{step}-{index}")
-                        for problem in group
-                    )
-                    for index, group in enumerate(itertools.islice(problems, settings.problems))
+                    art.TrajectoryGroup(executor.submit(rollout, model, problem, None) for problem in group)
+                    for group in itertools.islice(problems, settings.problems)
                 )
                 await report.sampled(groups)
                 report.trained(

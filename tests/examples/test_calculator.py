@@ -40,12 +40,12 @@ def checker() -> Iterator[LeftoverChecker]:
         checker.kill_all()
 
 
-def run(program: Path, checker: LeftoverChecker, folder: Path, **variables: object) -> str:
+def run(program: Path, checker: LeftoverChecker, folder: Path, *arguments: str) -> str:
     """What ``art-monarch local`` prints for the program, started in ``folder``."""
     environment = checker.environment({**os.environ, "ART_STATE_DIR": str(folder / "state")})
-    environment |= {name: str(value) for name, value in variables.items()}
+    command = Path(sys.executable).with_name("art-monarch")
     result = subprocess.run(
-        [Path(sys.executable).with_name("art-monarch"), "local", "--program", f"{program}:main"],
+        [command, "local", "--program", f"{program}:main", "--", *arguments],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -102,6 +102,16 @@ def test_what_a_conversation_is_worth(example: ModuleType) -> None:
     assert worth("[multiply(a=85, b=47)]", "3995") == 1.0
 
 
+def test_settings_are_arguments(example: ModuleType) -> None:
+    assert example.settings_from(()) == example.Settings()
+    given = ("--steps", "5", "--learning-rate", "1e-4", "--run-dir", "runs/x", "--resume")
+    assert example.settings_from(given) == example.Settings(
+        steps=5, learning_rate=1e-4, run_dir="runs/x", resume=True
+    )
+    with pytest.raises(SystemExit):
+        example.settings_from(("--step-size", "5"))
+
+
 def test_held_out_problems_share_no_number_and_no_wording_with_training(example: ModuleType) -> None:
     assert not set(example.NUMBERS) & set(example.HELD_OUT_NUMBERS)
     assert not set(example.WORDINGS) & set(example.HELD_OUT_WORDINGS)
@@ -114,8 +124,8 @@ def test_held_out_problems_share_no_number_and_no_wording_with_training(example:
 
 def test_a_copy_runs_elsewhere_and_trains_on_both_turns(tmp_path: Path, checker: LeftoverChecker) -> None:
     folder = Path(shutil.copytree(EXAMPLE.parent, tmp_path / "elsewhere"))
-    settings = {"STEPS": 2, "PROBLEMS": 4, "SAMPLES": 4, "SEED": 0, "RUN_DIR": "run"}
-    printed = run(folder / "train.py", checker, folder, **settings)
+    settings = ["--steps", "2", "--problems", "4", "--samples", "4", "--seed", "0", "--run-dir", "run"]
+    printed = run(folder / "train.py", checker, folder, *settings)
     assert printed.count("held-out numbers: reward") == 2
     steps = json_lines(folder / "run" / "metrics.jsonl")
     assert [step["step"] for step in steps] == [1, 2]
@@ -152,7 +162,7 @@ def test_a_second_turn_is_trained_as_sampled_whether_it_continues_the_first_or_n
 ) -> None:
     shutil.copy(EXAMPLE, tmp_path / "train.py")
     program = Path(shutil.copy(PROGRAM, tmp_path))
-    printed = run(program, checker, tmp_path, ART_TEST_RUN=tmp_path / "run").splitlines()
+    printed = run(program, checker, tmp_path, str(tmp_path / "run")).splitlines()
     said = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in printed if line[:4] in ("RECO", "STEP")}
     groups, step = json.loads(said["RECORDS"]), json.loads(said["STEP"])
 

@@ -7,14 +7,12 @@ group) and ``STEP`` (the step's metrics), both followed by JSON.
 """
 
 import json
-import os
-from pathlib import Path
 
 import train
 
 import art
 from art.demo.model import ensure_smollm2
-from art.distributed import ArtLaunchContext, ArtRuntime, InstalledAsyncCallable, compile_topology
+from art.distributed import ArtLaunchContext, ArtRuntime, compile_topology
 
 SAMPLES = 6
 
@@ -48,18 +46,16 @@ async def main(launch: ArtLaunchContext) -> None:
     runtime = await ArtRuntime.start(
         launch.host_mesh, compile_topology(cluster=launch.homogeneous_cluster(cpu_slots=4))
     )
-    run_dir = Path(os.environ["ART_TEST_RUN"])
+    (run_dir,) = launch.arguments
     async with runtime, art.MegatronBackend(runtime=runtime, run_dir=run_dir) as backend:
-        executor = runtime.rollout_executor(InstalledAsyncCallable.from_callable(rollout), target_workers=2)
+        executor = runtime.rollout_executor(rollout, target_workers=2)
         await executor.start()
         await model.register(backend)
         problems = train.problem_groups(train.WORDINGS, train.NUMBERS, samples=SAMPLES, seed=0)
         forms = ("example", "example", "example", "other")
         groups = await art.gather_trajectory_groups(
-            art.TrajectoryGroup(
-                executor.submit(rollout, model, problem, form, group_id=f"{index}") for problem in group
-            )
-            for index, (form, group) in enumerate(zip(forms, problems, strict=False))
+            art.TrajectoryGroup(executor.submit(rollout, model, problem, form) for problem in group)
+            for form, group in zip(forms, problems, strict=False)
         )
         said = []
         for form, group in zip(forms, groups, strict=True):

@@ -39,7 +39,9 @@ class Reader:
         for step in self._steps:
             if isinstance(step, Command):
                 assert step.text.startswith(begins), f"the guide's next command is {step.text!r}"
+                begun = time.monotonic()
                 printed = self._run(step)
+                print(f"{time.monotonic() - begun:.0f} s: $ {step.text}")
                 difference = first_difference(
                     [line for line in step.expected if line != INTERRUPT], printed.splitlines()
                 )
@@ -102,10 +104,10 @@ def test_it_does_what_it_says(tmp_path: Path, checker: LeftoverChecker) -> None:
     reader = Reader(steps_of(GUIDE.read_text()), folder, environment)
     runs = folder / "runs"
 
+    run = "art-monarch local --program train.py:main -- "
+
     # One file.
-    begun = time.monotonic()
-    assert len(rewards(reader.goes_on_to("STEPS=2 art-monarch local"))) == 2
-    print(f"first run: {time.monotonic() - begun:.0f} s")
+    assert len(rewards(reader.goes_on_to(f"{run}--steps 2"))) == 2
     steps = json_lines(runs / "first" / "metrics.jsonl")
     assert [step["policy_version"] for step in steps] == [1, 2]
     assert all(step["trajectories"] == 32 and step["sampler_difference_p99"] < 1e-3 for step in steps)
@@ -117,23 +119,23 @@ def test_it_does_what_it_says(tmp_path: Path, checker: LeftoverChecker) -> None:
     assert len(looked) == 16, "four rollouts of each of four groups keep their tokens"
     assert all(" turn 1 v0: " in line for line in looked)
 
-    # Prompts and reward of one's own; it learns, also what it is not trained on.
-    learned = reader.goes_on_to("FOLDER=runs/words art-monarch")
-    before, after = (float(value) for value in re.findall(r"^held-out.* reward (\d\.\d{3})", learned, re.M))
-    risen = rewards(learned)
-    assert after > before
-    assert risen[0] < 0.7
-    assert sum(risen[-3:]) / 3 > 0.85
-
-    # A second turn; a stop, and on it goes.
-    reader.goes_on_to("FOLDER=runs/two-turns art-monarch")
-    two_turns = runs / "two-turns"
-    stopped_at = len(json_lines(two_turns / "metrics.jsonl"))
-    resumed = reader.goes_on_to("FOLDER=runs/two-turns RESUME=1 STEPS=2 art-monarch")
-    went_on = [int(found[1]) for found in STEP_LINE.finditer(resumed)]
-    assert went_on == list(range(went_on[0], 3))
+    # Prompts and reward of one's own; a stop, and on it goes; it learns, also what it is not trained on.
+    begun_with = reader.goes_on_to(f"{run}--folder runs/words")
+    stopped_at = len(json_lines(runs / "words" / "metrics.jsonl"))
+    went_on_with = reader.goes_on_to(f"{run}--folder runs/words --resume")
+    went_on = [int(found[1]) for found in STEP_LINE.finditer(went_on_with)]
     assert went_on[0] <= stopped_at + 1, "it goes on from what is durable, no later than where it stopped"
-    assert [step["step"] for step in json_lines(two_turns / "metrics.jsonl")] == [1, 2]
+    taken = json_lines(runs / "words" / "metrics.jsonl")
+    assert [step["step"] for step in taken] == list(range(1, went_on[-1] + 1))
+    before, after = re.findall(r"^held-out.* reward (\d\.\d{3})", begun_with + went_on_with, re.M)
+    assert float(after) > float(before)
+    assert taken[0]["reward"] < 0.7
+    assert sum(step["reward"] for step in taken[-3:]) / 3 > 0.85
+
+    # A second turn.
+    reader.goes_on_to(f"{run}--folder runs/two-turns")
+    two_turns = runs / "two-turns"
+    assert [step["policy_version"] for step in json_lines(two_turns / "metrics.jsonl")] == [1, 2]
     looked = reader.goes_on_to("python look.py").splitlines()
     assert sum(" turn 1 " in line for line in looked) == sum(" turn 2 " in line for line in looked) == 24
     conversations = [
@@ -146,12 +148,9 @@ def test_it_does_what_it_says(tmp_path: Path, checker: LeftoverChecker) -> None:
         assert "And last?" in second["prompt"].removeprefix(first["prompt"])
 
     # What goes wrong says so, before anything starts where it can.
-    assert "no room for 12 tokens" in reader.goes_on_to("FOLDER=runs/long art-monarch")
-    assert "learning_rate" in reader.goes_on_to("FOLDER=runs/rate art-monarch")
-    assert "ZeroDivisionError" in reader.goes_on_to("FOLDER=runs/failed art-monarch")
-    reader.goes_on_to("FOLDER=runs/equal STEPS=1 art-monarch")
-    (step,) = json_lines(runs / "equal" / "metrics.jsonl")
-    assert (step["reward"], step["skipped"], step["policy_version"]) == (0, 1, 0)
+    assert "no room for 12 tokens" in reader.goes_on_to(f"{run}--folder runs/long")
+    assert "learning_rate" in reader.goes_on_to(f"{run}--folder runs/rate")
+    assert "ZeroDivisionError" in reader.goes_on_to(f"{run}--folder runs/failed")
     assert reader.is_at_the_end()
     checker.assert_clean(within_s=10)
 

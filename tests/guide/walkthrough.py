@@ -143,5 +143,5 @@ def _alike(expected: str, printed: str) -> bool:
 
 def _shape(line: str) -> str:
     """A line without its numbers, the folders above its paths and the width of its columns."""
-    line = re.sub(r'(?<=[ "])/\S*/(?=runs/|train\.py)', "/", line)
+    line = re.sub(r'(?<=[ "(])/\S*/(?=runs/|train\.py)', "/", line)
     return " ".join(_NUMBER.sub("#", line).split()).replace("# steps", "# step")

@@ -13,13 +13,7 @@ import msgspec
 import art
 from art.demo import task
 from art.demo.model import fetched
-from art.distributed import (
-    ArtLaunchContext,
-    ArtRuntime,
-    InstalledAsyncCallable,
-    RolloutExecutor,
-    compile_topology,
-)
+from art.distributed import ArtLaunchContext, ArtRuntime, RolloutExecutor, compile_topology
 from art.reporting import Display, RunReport
 
 NAME = "yes-no-maybe"
@@ -106,9 +100,7 @@ async def main(
             notice=report.line,
         )
         async with runtime, backend:
-            executor = runtime.rollout_executor(
-                InstalledAsyncCallable.from_callable(rollout), target_workers=ROLLOUT_WORKERS
-            )
+            executor = runtime.rollout_executor(rollout, target_workers=ROLLOUT_WORKERS)
             report.watch(executor)
             with report.phase("rollout workers, vLLM and trainer"):
                 await executor.start()
@@ -126,13 +118,12 @@ async def train(
     prompts = task.scenario_groups(task.TRAINING_WORDINGS, samples=settings.samples, seed=settings.seed)
     prompts = itertools.islice(prompts, settings.prompts * report.steps_done, None)
     config = art.TrainConfig(learning_rate=settings.learning_rate)
-    for step in report.steps(settings.steps, enough=settings.enough):
+    for _ in report.steps(settings.steps, enough=settings.enough):
         groups = await art.gather_trajectory_groups(
             art.TrajectoryGroup(
-                executor.submit(rollout, model, scenario, task.SAMPLING, group_id=f"{step}-{index}")
-                for scenario in group
+                executor.submit(rollout, model, scenario, task.SAMPLING) for scenario in group
             )
-            for index, group in enumerate(itertools.islice(prompts, settings.prompts))
+            for group in itertools.islice(prompts, settings.prompts)
         )
         await report.sampled(groups, config=config)
         report.trained(await model.train(groups, config=config))
@@ -146,7 +137,7 @@ async def evaluate(
     await report.evaluate(
         "held-out",
         (
-            executor.run(index % ROLLOUT_WORKERS, rollout, model, scenario, task.SAMPLING)
-            for index, (scenario,) in enumerate(itertools.islice(scenarios, HELD_OUT))
+            executor.run(None, rollout, model, scenario, task.SAMPLING)
+            for (scenario,) in itertools.islice(scenarios, HELD_OUT)
         ),
     )
