@@ -81,7 +81,7 @@ class PackingWorker:
             return _AtHand(way)
         owner = self._peers.get(way)
         if owner is None:
-            owner = self._peers[way] = PeerRecordOwner(Peer(way), deadline_s)
+            owner = self._peers[way] = PeerRecordOwner(Peer(way, RecordOwner), deadline_s)
         return owner
 
     async def release(self, batch_id: str, outcome: Outcome) -> None:

@@ -43,14 +43,17 @@ class PeerReference(msgspec.Struct, frozen=True, tag="peer"):
 
 
 class Peer:
-    """Calls the methods of another actor's service; made from a reference in the calling process."""
+    """Calls the methods of another actor's service; made from a reference in the calling process.
 
-    def __init__(self, reference: PeerReference) -> None:
+    Args:
+        reference: names the actor.
+        interface: whose annotations encode and decode calls; by default the service's own class, for which
+            its module is imported here with all that it needs.
+    """
+
+    def __init__(self, reference: PeerReference, interface: type | None = None) -> None:
         self.role = reference.role
-        cls: Any = importlib.import_module(reference.module)
-        for part in reference.qualname.split("."):
-            cls = getattr(cls, part)
-        self._cls: type = cls
+        self._cls: type = interface or _service_class(reference)
         self._actor: Any = pickle.loads(reference.actor)
         self._ids = itertools.count(secrets.randbits(62))
 
@@ -85,6 +88,14 @@ class Peer:
     def _cancel(self, call_id: int) -> None:
         answer = self._actor.cancel.call_one(msgspec.msgpack.encode(Cancel(call_id))).as_asyncio()
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _service_class(reference: PeerReference) -> type:
+    cls: Any = importlib.import_module(reference.module)
+    for part in reference.qualname.split("."):
+        cls = getattr(cls, part)
+    assert isinstance(cls, type)
+    return cls
 
 
 class PeerRecordOwner:
