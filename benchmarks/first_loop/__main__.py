@@ -33,12 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from art.distributed import monarch_cli
     from art.distributed.programs import Program
 
-    launch = argparse.Namespace(port=0, startup_timeout=_STARTUP_TIMEOUT_S, arguments=())
     program = Program("benchmarks.first_loop.ours", "run", str(ROOT))
     with monarch_cli.Signals() as signals:
         benchmark = _Benchmark(options)
         try:
-            asyncio.run(monarch_cli.run_local(program, benchmark.run, launch, signals))
+            asyncio.run(
+                monarch_cli.run_local(program, benchmark.run, signals, startup_timeout_s=_STARTUP_TIMEOUT_S)
+            )
         except (asyncio.CancelledError, KeyboardInterrupt):
             if signals.received is None:
                 raise

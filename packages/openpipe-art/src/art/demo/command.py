@@ -162,13 +162,17 @@ def run(options: argparse.Namespace) -> int:
         if out is None:
             what = "a language model" if options.model else "SmolLM2-135M-Instruct"
             print(f'art demo: {what} learns to answer "maybe" (Ctrl-C ends it)', flush=True)
-        launch = argparse.Namespace(port=0, startup_timeout=_STARTUP_TIMEOUT_S)
         program = Program("art.demo.yes_no_maybe.train", "main")
         try:
             settings = _settings(options)
             _check(settings)
             asyncio.run(
-                monarch_cli.run_local(program, _with_settings(settings, _display(out)), launch, signals)
+                monarch_cli.run_local(
+                    program,
+                    _with_settings(settings, _display(out)),
+                    signals,
+                    startup_timeout_s=_STARTUP_TIMEOUT_S,
+                )
             )
         except (asyncio.CancelledError, KeyboardInterrupt):
             if signals.received is None:

@@ -112,7 +112,16 @@ def _seconds(text: str) -> float:
 
 def _run_program(program: Program, function: Main, options: argparse.Namespace, signals: "Signals") -> int:
     try:
-        asyncio.run(run_local(program, function, options, signals))
+        asyncio.run(
+            run_local(
+                program,
+                function,
+                signals,
+                port=options.port,
+                startup_timeout_s=options.startup_timeout,
+                arguments=options.arguments,
+            )
+        )
     except (asyncio.CancelledError, KeyboardInterrupt):
         if signals.received is None:
             sys.stderr.write("art-monarch: the program was cancelled\n")
@@ -146,9 +155,23 @@ def error_texts(error: BaseException) -> list[str]:
 
 
 async def run_local(
-    program: Program, function: Main, options: argparse.Namespace, signals: "Signals"
+    program: Program,
+    function: Main,
+    signals: "Signals",
+    *,
+    port: int = 0,
+    startup_timeout_s: float = 90.0,
+    arguments: tuple[str, ...] = (),
 ) -> None:
     """Starts one loopback worker, runs ``function`` with its launch context and closes the worker.
+
+    Args:
+        program: where ``function`` comes from; its folder is importable in the workers.
+        function: the program.
+        signals: cancel it.
+        port: of the worker; 0 for a fresh one.
+        startup_timeout_s: limit for the worker to come up, in seconds.
+        arguments: of the program itself.
 
     Raises:
         PreflightError: this machine lacks something; nothing was started.
@@ -159,14 +182,14 @@ async def run_local(
     from art.distributed.launch import ArtLaunchContext
 
     signals.cancels(asyncio.current_task())
-    require(runtime_checks(options.port), "the runtime cannot start here")
+    require(runtime_checks(port), "the runtime cannot start here")
     hosts = await HostMeshes.start_local(
-        port=options.port,
+        port=port,
         python_path=[program.folder] if program.folder is not None else [],
-        startup_timeout_s=options.startup_timeout,
+        startup_timeout_s=startup_timeout_s,
     )
     try:
-        await function(ArtLaunchContext(hosts, arguments=options.arguments))
+        await function(ArtLaunchContext(hosts, arguments=arguments))
     finally:
         await hosts.close()
 
