@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from art.checks.packages import install_command
 from art.distributed.programs import Program, parse_program
 
 GOOD = "async def main(launch):\n    pass\n"
@@ -97,7 +98,7 @@ def test_without_monarch_it_says_what_to_install(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 1
-    assert "pip install 'openpipe-art[distributed]'" in result.stderr
+    assert install_command("distributed") in result.stderr
     assert "Traceback" not in result.stderr
     assert list((tmp_path / "state" / "runs").iterdir()) == []
 

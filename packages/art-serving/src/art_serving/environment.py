@@ -360,6 +360,8 @@ class _Build:
             raise EnvironmentBuildError(
                 f"uv could not build environment {self._bundle.name!r} (exit status {code}):\n"
                 + "\n".join(tail)
+                + "\ncheck the network, the index and proxy that uv is set to and the room on the disk, then "
+                "call again; what uv has fetched is kept"
             )
 
     def _finish(self) -> None:

@@ -1,5 +1,6 @@
 """Installed packages are compared with what the installed metadata declares, extras included."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -86,14 +87,19 @@ def test_a_check_names_everything_and_the_command(site):
     check = packages.installed_check("cpu")
     assert check.state is State.FAILURE
     assert check.found == "zz-a is not installed; zz-b is not installed"
-    assert check.remedy == "pip install 'openpipe-art[cpu]'"
+    assert check.remedy == "pip install 'openpipe-art[cpu]==9.0'"
 
 
 def test_a_clone_is_told_of_uv(site, monkeypatch):
     site.add("openpipe-art", "9.0")
     info = site.folder / "openpipe_art-9.0.dist-info"
-    (info / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable": true}}')
-    assert packages.install_command("cpu") == "pip install 'openpipe-art[cpu]'  (in a clone: uv sync)"
+    clone = site.folder / "a clone"
+    url = (clone / "packages" / "openpipe-art").as_uri()
+    (info / "direct_url.json").write_text(json.dumps({"url": url, "dir_info": {"editable": True}}))
+    assert packages.install_command("cpu") == "pip install 'openpipe-art[cpu]==9.0'"  # no clone any more
+    clone.mkdir()
+    (clone / "uv.lock").touch()
+    assert packages.install_command("cpu") == f"cd {clone} && uv sync"
 
 
 def test_this_python_will_do():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from art.checks.packages import install_command
 from art.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _compiled(source: str, folder: str) -> "Template":
         from jinja2.ext import Extension, loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ModuleNotFoundError as error:
-        raise ConfigError(f"chat templates need Jinja ({error}): pip install 'openpipe-art[cpu]'") from error
+        raise ConfigError(f"chat templates need Jinja ({error}): {install_command('cpu')}") from error
 
     class Generation(Extension):
         """``{% generation %}`` marks what the assistant wrote; here its content is all that matters."""

@@ -9,7 +9,9 @@ import importlib.metadata
 import importlib.util
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -44,17 +46,29 @@ class PackageProblem(msgspec.Struct, frozen=True):
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra; in a clone uv's."""
-    command = f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"
-    return f"{command}  (in a clone: uv sync)" if _editable() else command
+    """What installs an extra of this very version: from the clone that it came from, else by name."""
+    wanted = f"[{extra}]" if extra else ""
+    clone = _clone()
+    if clone is not None:
+        return f"cd {clone} && uv sync"
+    try:
+        version = f"=={importlib.metadata.version(DISTRIBUTION)}"
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    return f"pip install '{DISTRIBUTION}{wanted}{version}'"
 
 
-def _editable() -> bool:
+def _clone() -> Path | None:
+    """The root of the source tree that ART was installed from, or None."""
     try:
         text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return bool(text) and bool(json.loads(text or "{}").get("dir_info", {}).get("editable"))
+        return None
+    url = urlsplit(json.loads(text or "{}").get("url", ""))
+    if url.scheme != "file":
+        return None
+    root = Path(unquote(url.path)).parents[1]
+    return root if (root / "uv.lock").is_file() else None
 
 
 @functools.cache

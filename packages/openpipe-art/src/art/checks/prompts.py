@@ -13,6 +13,7 @@ import msgspec
 
 from art.checks.chat_template import ChatTemplate
 from art.checks.model_facts import folder_problem
+from art.checks.packages import install_command
 from art.errors import ConfigError, PromptLengthError
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _tokenizer(path: Path) -> "Tokenizer":
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
-        raise ConfigError(f"counting tokens needs {error.name}: pip install 'openpipe-art[cpu]'") from error
+        raise ConfigError(f"counting tokens needs {error.name}: {install_command('cpu')}") from error
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain Exception

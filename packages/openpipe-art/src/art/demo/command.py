@@ -150,9 +150,11 @@ def run(options: argparse.Namespace) -> int:
     out = _json_stream() if options.json else None
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
+        from art.checks.packages import install_command
+
         return _refused(
             f"not installed: {', '.join(missing)}. They come with the extra 'cpu':\n"
-            f"    pip install 'openpipe-art[cpu]'",
+            f"    {install_command('cpu')}",
             out,
         )
     from art.distributed import monarch_cli

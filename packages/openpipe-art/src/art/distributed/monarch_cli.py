@@ -23,9 +23,6 @@ from art.distributed.user_traceback import user_traceback
 from art.errors import ArtError
 from art_topology import TopologyError
 
-_CLEAR = (ArtError, TopologyError)
-"""Errors whose text names cause and remedy, so that a traceback would add nothing."""
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LEAVE_S = 7.0
 _USAGE_ERROR = 2
@@ -126,13 +123,10 @@ def _run_program(program: Program, function: Main, options: argparse.Namespace, 
         if signals.received is None:
             sys.stderr.write("art-monarch: the program was cancelled\n")
             return _FAILURE
-    except _CLEAR as error:
-        _report(error)
-        return _FAILURE
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else _FAILURE if leave.code else 0
-    except Exception as error:  # noqa: BLE001 - a program's error is shown as Python shows it
-        sys.stderr.write(user_traceback(error))
+    except Exception as error:  # noqa: BLE001 - told as what it is: one message, or a traceback
+        _report(error)
         return _FAILURE
     return 0
 
@@ -142,12 +136,20 @@ def _report(error: BaseException) -> None:
         sys.stderr.write(text if text.startswith("Traceback") else f"art-monarch: {text}\n")
 
 
+def _is_clear(error: BaseException) -> bool:
+    """Whether its text names cause and remedy, so that a traceback would add nothing."""
+    serving = sys.modules.get("art_serving.errors")  # not loaded: it cannot be one of its errors
+    return isinstance(error, (ArtError, TopologyError)) or (
+        serving is not None and isinstance(error, serving.ServingError)
+    )
+
+
 def error_texts(error: BaseException) -> list[str]:
     """The text of an error of ART, the traceback of another; what closing hid comes first."""
     texts = []
     if isinstance(error, CloseError) and error.__context__ is not None:
         texts = error_texts(error.__context__)
-    if isinstance(error, _CLEAR):
+    if _is_clear(error):
         texts.append(str(error))
     elif not isinstance(error, asyncio.CancelledError):
         texts.append(user_traceback(error))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from art.checks.packages import install_command
 from art.distributed.errors import StartupError
 from art.distributed.monarch_notice import drop_notice
 
@@ -49,8 +50,7 @@ def prepare(transport: str, temp_dir: Path) -> None:
             from monarch.config import configure
         except ModuleNotFoundError as error:
             raise StartupError(
-                f"the runtime needs Monarch ({error}); install it with "
-                "`pip install 'openpipe-art[distributed]'`"
+                f"the runtime needs Monarch ({error}); install it with `{install_command('distributed')}`"
             ) from error
 
         configure(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from art.checks.packages import install_command
 from art.errors import ConfigError, RecordError
 from art.records import token_records
 from art.reporting.run_folder import ExchangeLine, TrajectoryLine
@@ -42,7 +43,7 @@ def read_tokenizer(folder: Path) -> "Tokenizer":
         from tokenizers import Tokenizer
     except ImportError as error:
         raise ConfigError(
-            "the texts of tokens need the package tokenizers: pip install 'openpipe-art[cpu]'"
+            f"the texts of tokens need the package tokenizers: {install_command('cpu')}"
         ) from error
     path = folder / "tokenizer.json"
     try:
