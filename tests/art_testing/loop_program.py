@@ -58,6 +58,7 @@ async def main(launch: ArtLaunchContext) -> None:
             await rollouts.start()
             await model.register(backend)
             say("READY", {handle.name: handle.pid for handle in runtime.actors.values()})
+            groups: list[art.TrajectoryGroup] = []
             for number in range(int(os.environ["ART_TEST_STEPS"])):
                 groups = await art.gather_trajectory_groups(
                     art.TrajectoryGroup(rollouts.submit(rollout, model, word, None) for _ in range(SAMPLES))
@@ -71,7 +72,8 @@ async def main(launch: ArtLaunchContext) -> None:
                 result = await model.train(groups, config=art.TrainConfig(learning_rate=1e-3))
                 say("STEP", {"step": result.step, **result.metrics})
             try:
-                await model.train(groups)
+                if groups:
+                    await model.train(groups)
             except art.ArtError as error:
                 say("AGAIN", str(error))
         try:

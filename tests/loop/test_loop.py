@@ -48,6 +48,10 @@ def test_it_trains_resumes_and_leaves_nothing(
     trained = load_file(newest / "adapter_model.safetensors")
     assert all(abs(tensor).max() > 0 for name, tensor in trained.items() if "lora_B" in name)
 
+    with LoopRun(tiny_model, run_dir, checker, 0, resume=True) as run:  # nothing new has to become durable
+        run.ready()
+        assert run.end(30) == 0, run.output
+
     with LoopRun(tiny_model, run_dir, checker, 1, resume=True) as run:
         run.ready()
         assert run.step()["step"] == 4

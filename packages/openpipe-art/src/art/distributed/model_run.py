@@ -125,6 +125,7 @@ class ModelRun:
         self._trained: OrderedDict[str, int] = OrderedDict()
         self._warned_of_truncation = False
         self._version = 0
+        self._resumed = 0  # the version that the run went on from: it is durable
 
     async def start(self) -> None:
         """Starts everything; the slow parts, the server and the trainer, together."""
@@ -191,6 +192,7 @@ class ModelRun:
             resume_from="latest" if self._settings.resume else None,
         )
         self._version = await self._trainer.start_run(run, self._runtime.topology.startup_timeout_s)
+        self._resumed = self._version
 
     def _keep(self, handle: ActorHandle) -> ActorHandle:
         self._actors.append(handle)
@@ -392,7 +394,7 @@ class ModelRun:
         """Waits for durability and ends all parts; returns what failed."""
         failures: list[Exception] = []
         trainer = self._trainer
-        if trainer is not None and trainer.handle.alive and self._version > 0:
+        if trainer is not None and trainer.handle.alive and self._version > self._resumed:
             try:
                 await trainer.wait_sink(DURABILITY, self._version, durability_s)
             except ArtError as error:
