@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -141,10 +143,35 @@ def test_no_shared_memory_is_a_failure(tmp_path):
 
 
 def test_few_open_files_are_a_warning(monkeypatch):
-    monkeypatch.setattr(machine, "open_files_limit", lambda: 256)
+    monkeypatch.setattr(machine, "process_limit", lambda name: 256)
     check = hosts.open_files_check()
     assert check.state is State.WARNING
     assert check.remedy == "raise it: ulimit -n 1024"
+
+
+@pytest.mark.parametrize(("option", "kib", "needed"), [("v", 3_000_000, "8.0 GiB"), ("f", 1000, "1.0 GiB")])
+def test_limits_of_a_process_are_refused_with_the_command_that_lifts_them(option, kib, needed):
+    program = (
+        "from art.checks import hosts; check = hosts.process_limits_check(); "
+        "print(check.state.name, check.found, check.needed, check.remedy, sep='|')"
+    )
+    result = subprocess.run(
+        ["bash", "-c", f'ulimit -{option} {kib} && exec "$0" -c "$1"', sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    state, found, wanted, remedy = result.stdout.strip().split("|")
+    assert state == "FAILURE"
+    assert found.startswith(f"ulimit -{option}: ")
+    assert wanted == f"ulimit -{option}: {needed}"
+    assert remedy == f"ulimit -{option} unlimited"
+
+
+def test_a_process_without_limits_passes(monkeypatch):
+    monkeypatch.setattr(machine, "process_limit", lambda name: sys.maxsize)
+    assert hosts.process_limits_check().state is State.OK
 
 
 @pytest.mark.parametrize(

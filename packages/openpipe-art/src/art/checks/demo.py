@@ -9,6 +9,7 @@ from art.checks.hosts import (
     disk_check,
     folder_check,
     host_checks,
+    process_limits_check,
     shared_memory_check,
 )
 from art.checks.model_facts import folder_problem
@@ -46,7 +47,7 @@ def demo_checks(
     packages = [python_check(), installed_check("cpu")]
     if all(check.state is State.OK for check in packages):
         packages.append(runtime_python_check())
-    checks = [*packages, *host_checks(), cpu_check()]
+    checks = [*packages, *host_checks(), cpu_check(), process_limits_check()]
     folder = run_dir or Path("runs")
     checks += _run_checks(folder, steps, new=run_dir is not None and not resume, resume=resume)
     if model is None:

@@ -11,6 +11,11 @@ from art.checks.results import Check, failed, passed, size, warned
 OPEN_FILES = 1024
 """A process of the demo was seen to have 93 open; every request in flight is one more."""
 
+ADDRESS_SPACE = 8 << 30
+"""vLLM's engine core maps 7.3 GiB in the demo, most of it never touched."""
+FILE_SIZE = 1 << 30
+"""The demo's model file has 540 MB."""
+
 STATE_VARIABLE = "ART_STATE_DIR"
 
 
@@ -184,11 +189,28 @@ def shared_memory_check(needed_bytes: int, what: str, folder: Path = Path("/dev/
 
 def open_files_check() -> Check:
     """Whether a process may have enough files open."""
-    limit = machine.open_files_limit()
+    limit = machine.process_limit("NOFILE")
     if limit >= OPEN_FILES:
         return passed("open files", f"{limit} for each process", f"{OPEN_FILES}")
     return warned(
         "open files", f"{limit} for each process", f"{OPEN_FILES}", f"raise it: ulimit -n {OPEN_FILES}"
+    )
+
+
+def process_limits_check() -> Check:
+    """Whether a process may map enough addresses and write large enough files (``ulimit -v`` and ``-f``)."""
+    wanted = {
+        "ulimit -v": (machine.process_limit("AS"), ADDRESS_SPACE),
+        "ulimit -f": (machine.process_limit("FSIZE"), FILE_SIZE),
+    }
+    low = {name: limits for name, limits in wanted.items() if limits[0] < limits[1]}
+    if not low:
+        return passed("process limits", "of addresses and file sizes: none that matters")
+    return failed(
+        "process limits",
+        ", ".join(f"{name}: {size(limit)}" for name, (limit, _) in low.items()),
+        ", ".join(f"{name}: {size(needed)}" for name, (_, needed) in low.items()),
+        " and ".join(f"{name} unlimited" for name in low),
     )
 
 

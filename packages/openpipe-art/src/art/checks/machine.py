@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -251,9 +252,9 @@ def temporary_folder() -> Path:
     return Path(tempfile.gettempdir()).resolve()
 
 
-def open_files_limit() -> int:
-    """How many files one process may have open at once (the soft limit)."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+def process_limit(name: Literal["NOFILE", "AS", "FSIZE"]) -> int:
+    """The soft limit of one process: of open files, bytes of addresses, or bytes of a file."""
+    soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 

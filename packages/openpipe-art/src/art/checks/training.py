@@ -19,6 +19,7 @@ from art.checks.hosts import (
     folder_check,
     host_checks,
     ports_check,
+    process_limits_check,
     shared_memory_check,
 )
 from art.checks.model_facts import ModelFacts, folder_problem, read_model_facts
@@ -112,6 +113,7 @@ def training_checks(plan: TrainingPlan) -> list[Check]:
         installed_check("cpu"),
         *host_checks(),
         cpu_check(),
+        process_limits_check(),
         *ports_check(plan.endpoints),
     ]
     if folder_problem(plan.base_model) is not None:
