@@ -18,8 +18,8 @@ from art.checks.packages import install_command
 from art.demo import command
 from art.demo.yes_no_maybe.train import Settings
 from art.errors import ConfigError
-from art.reporting import events
-from art.reporting.run_folder import RunDescription
+from art.reporting import RunFinishedError, events
+from art.reporting.run_folder import RunDescription, read_run
 from art.reporting.run_writer import RunWriter
 
 
@@ -83,6 +83,12 @@ def stopped_run(folder: Path, name: str = "yes-no-maybe", **settings: object) ->
     return folder
 
 
+def finish(folder: Path) -> Path:
+    description = msgspec.structs.replace(read_run(folder), finished=True)
+    (folder / "run.json").write_bytes(msgspec.json.encode(description))
+    return folder
+
+
 def options(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
@@ -98,11 +104,22 @@ def test_a_resumed_run_has_its_own_settings(tmp_path: Path) -> None:
     assert command._settings(same).steps == 7
 
 
+@pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize("given", [("--steps", "8"), ("--seed", "1"), ("--model", "x"), ("--run-dir", "x")])
-def test_options_that_contradict_the_resumed_run_are_refused(tmp_path: Path, given: tuple[str, str]) -> None:
+def test_options_that_contradict_the_resumed_run_are_refused(
+    tmp_path: Path, given: tuple[str, str], finished: bool
+) -> None:
     run = stopped_run(tmp_path / "run", steps=7, seed=3)
+    if finished:
+        finish(run)
     with pytest.raises(ConfigError, match=f"leave out {given[0]} "):
         command._settings(options("--resume", str(run), *given))
+
+
+def test_a_finished_run_says_so(tmp_path: Path) -> None:
+    run = finish(stopped_run(tmp_path / "run"))
+    with pytest.raises(RunFinishedError, match="is finished after 0 steps"):
+        command._settings(options("--resume", str(run)))
 
 
 def test_another_program_s_run_is_refused(tmp_path: Path) -> None:

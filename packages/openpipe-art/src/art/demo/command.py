@@ -205,9 +205,13 @@ def _resumed(folder: Path, run_dir: Path | None, given: dict[str, Any]) -> "Sett
 
     from art.demo.yes_no_maybe.train import NAME, Settings
     from art.errors import ConfigError
-    from art.reporting import read_resumable
+    from art.reporting import RunFinishedError, read_resumable, run_folder
 
-    description = read_resumable(folder)
+    finished = None
+    try:
+        description = read_resumable(folder)
+    except RunFinishedError as error:
+        finished, description = error, run_folder.read_run(folder)
     if description.name != NAME:
         raise ConfigError(
             f"the run in {folder} is of {description.name!r}, not of art demo; resume it with its own program"
@@ -225,6 +229,8 @@ def _resumed(folder: Path, run_dir: Path | None, given: dict[str, Any]) -> "Sett
             f"a run goes on with the settings it was started with, so leave out {', '.join(wrong)}; or start "
             "a new run without --resume"
         )
+    if finished is not None:
+        raise finished
     return msgspec.structs.replace(kept, run_dir=folder, resume=True)
 
 
