@@ -166,12 +166,12 @@ def test_a_second_turn_is_trained_as_sampled_whether_it_continues_the_first_or_n
     said = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in printed if line[:4] in ("RECO", "STEP")}
     groups, step = json.loads(said["RECORDS"]), json.loads(said["STEP"])
 
-    entries = logical = physical = 0
+    entries = logical = 0
+    nodes: set[tuple[int, ...]] = set()
     continued = {"example": 0, "other": 0}
     for group in groups:
         if len(set(group["rewards"])) == 1:
             continue
-        nodes: set[tuple[int, ...]] = set()
         for exchanges in group["exchanges"]:
             entries += sum(len(completion) for _, completion in exchanges)
             sequences = [prompt + completion for prompt, completion in exchanges]
@@ -179,9 +179,8 @@ def test_a_second_turn_is_trained_as_sampled_whether_it_continues_the_first_or_n
                 continued[group["form"]] += 1
                 del sequences[0]
             logical += sum(map(len, sequences))
-            # What is computed: every distinct beginning of a sequence once, without the last token.
+            # What a row computes: every distinct beginning of a sequence once, without the last token.
             nodes |= {tuple(tokens[:end]) for tokens in sequences for end in range(1, len(tokens))}
-        physical += len(nodes)
     assert continued["example"] > 0
     assert continued["other"] == 0
     assert any(group["form"] == "other" and len(set(group["rewards"])) > 1 for group in groups)
@@ -189,7 +188,7 @@ def test_a_second_turn_is_trained_as_sampled_whether_it_continues_the_first_or_n
     assert step["step"] == 1
     assert step["loss_entries"] == entries == step["sampler_difference_count"]
     assert step["logical_tokens"] == logical
-    assert step["physical_tokens"] == physical
+    assert step["physical_tokens"] == len(nodes)
     assert step["sampler_difference_max"] < 1e-3, (
         "the trainer computes what the sampler computed, turn by turn"
     )
