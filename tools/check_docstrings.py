@@ -78,7 +78,7 @@ def load(root: Path, packages: tuple[str, ...] = PACKAGES) -> list[griffe.Module
         for each in own_objects(package):  # type: ignore[arg-type]  # a package is no alias
             if isinstance(each, griffe.Class):
                 add_constructor(each)
-    return loaded  # type: ignore[return-value]
+    return loaded  # type: ignore[return-value]  # of packages it loads modules
 
 
 def check(packages: list[griffe.Module], pages: Path | None) -> list[Fault]:
@@ -280,7 +280,7 @@ def _raised(each: griffe.Function) -> set[str]:
         for node in ast.walk(source)
         if isinstance(node, kinds) and node.name == each.name and node.end_lineno == each.endlineno
     ]
-    waiting = [statement for node in waiting for statement in node.body]  # type: ignore[attr-defined]
+    waiting = [statement for node in waiting for statement in node.body]  # type: ignore[attr-defined]  # `kinds` have one
     found: set[str] = set()
     while waiting:
         node = waiting.pop()

@@ -61,4 +61,4 @@ def _message_of(item: ChatCompletionMessageParam | Choice) -> ChatCompletionMess
     message: dict[str, Any] = {"role": "assistant", "content": item.message.content}
     if item.message.tool_calls:
         message["tool_calls"] = [call.model_dump() for call in item.message.tool_calls]
-    return message  # type: ignore[return-value]
+    return message  # type: ignore[return-value]  # a TypedDict is a dict with these keys

@@ -26,7 +26,7 @@ def ask(*arguments: str, terminal: bool = False) -> tuple[int, str]:
     parser = argparse.ArgumentParser()
     doctor.add_arguments(parser)
     out = io.StringIO()
-    out.isatty = lambda: terminal  # type: ignore[method-assign]
+    out.isatty = lambda: terminal  # type: ignore[method-assign]  # stands for a terminal
     return doctor.run(parser.parse_args(arguments), out), out.getvalue()
 
 

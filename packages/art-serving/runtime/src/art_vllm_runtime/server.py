@@ -88,7 +88,7 @@ def leave_out_the_compiler() -> None:
     extended = "torch._inductor.lowering"
     sys.modules[extended] = None  # type: ignore[assignment]  # makes an import of it an ImportError
     try:
-        import vllm  # noqa: F401
+        import vllm  # noqa: F401  # for its effect: what it loads
     finally:
         del sys.modules[extended]
 
