@@ -84,7 +84,9 @@ class HostSpec(Spec, frozen=True, kw_only=True):
         cpu_slots: How many CPU processes may be placed on it: rollout workers, CPU trainer ranks, CPU model
             workers.
         gpus: Its GPUs, by index or by UUID.
-        reserved_ports: Ports that something else on it uses, such as the Monarch worker.
+        gpu_model: What all of them are, such as "H200": a name in the planner's table of hardware. The
+            compiler does not ask for it.
+        reserved_ports: Ports that something else on it uses.
     """
 
     host_id: Name
@@ -92,6 +94,7 @@ class HostSpec(Spec, frozen=True, kw_only=True):
     node_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
     cpu_slots: Annotated[int, msgspec.Meta(ge=0)] = 0
     gpus: tuple[GpuId, ...] = ()
+    gpu_model: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
     reserved_ports: tuple[Annotated[int, msgspec.Meta(ge=1, le=65535)], ...] = ()
 
 
@@ -105,6 +108,10 @@ class ClusterSpec(Spec, frozen=True, kw_only=True):
         rpc_timeout_s: Limit for one control message, in seconds, at most a week.
         nccl_transport: Required as soon as a GPU workload spans hosts.
         nixl_transport: Required as soon as expert parallelism spans hosts.
+        worker_port: On which the Monarch worker of every host listens, if it is the same everywhere
+            (``art-monarch``'s ``--port``, 22222 by default).
+        skypilot: Whether SkyPilot launches the hosts: the port after ``worker_port`` is then its job-lifecycle
+            port.
     """
 
     hosts: Annotated[tuple[HostSpec, ...], msgspec.Meta(min_length=1)]
@@ -113,6 +120,8 @@ class ClusterSpec(Spec, frozen=True, kw_only=True):
     rpc_timeout_s: Seconds = 30.0
     nccl_transport: NcclTransportSpec | None = None
     nixl_transport: NixlTransportSpec | None = None
+    worker_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
+    skypilot: bool = False
 
 
 class GpuPlacement(Spec, frozen=True, kw_only=True, tag_field="device", tag="gpu"):

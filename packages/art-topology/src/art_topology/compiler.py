@@ -1,6 +1,9 @@
 """The compiler: specifications in, a runnable topology or everything that is wrong with it out."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from art_topology.assemble import assemble
 from art_topology.cluster import ClusterSpec
@@ -16,9 +19,18 @@ from art_topology.passes.transports import check_nccl, check_nixl
 from art_topology.serving import ModelServiceSpec
 from art_topology.trainer import TrainerMeshSpec
 
+if TYPE_CHECKING:
+    from art_topology.models import ModelDescription
+    from art_topology.workload import WorkloadSpec
+
 
 def compile_topology(
-    *, cluster: ClusterSpec, trainer: TrainerMeshSpec | None = None, services: Iterable[ModelServiceSpec] = ()
+    *,
+    cluster: ClusterSpec,
+    trainer: TrainerMeshSpec | None = None,
+    services: Iterable[ModelServiceSpec] = (),
+    model: ModelDescription | None = None,
+    workload: WorkloadSpec | None = None,
 ) -> RuntimeTopology:
     """Checks everything that can be known without hardware and gives every process its place.
 
@@ -26,6 +38,9 @@ def compile_topology(
         cluster: The hosts.
         trainer: The trainer's ranks, if the program trains.
         services: The model services, in any number.
+        model: What is trained and served; with it, layers, heads, experts and the vocabulary are checked
+            against the parallelism.
+        workload: What a step computes; with it, its lengths are checked against the parallelism.
 
     Returns:
         The frozen topology; ``warnings`` on it are what is worth a second look.

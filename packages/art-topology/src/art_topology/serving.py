@@ -60,6 +60,7 @@ class ModelServiceSpec(Spec, frozen=True, kw_only=True):
         kv_cache_bytes: Memory for the KV cache of each worker, in bytes; by default vLLM decides.
         leader: Where the API listens; by default the address of the leader's host and a port it chooses.
         rendezvous: Where the leader listens for the other members; by default likewise.
+        temporal_sharing: Whether its GPUs may be the trainer's as well: service and trainer take turns.
         startup_timeout_s: Limit from launch to ready, in seconds. Loading a model takes longer than starting
             a worker, so it is not the cluster's.
     """
@@ -79,4 +80,5 @@ class ModelServiceSpec(Spec, frozen=True, kw_only=True):
     kv_cache_bytes: Count | None = None
     leader: EndpointSpec | None = None
     rendezvous: EndpointSpec | None = None
+    temporal_sharing: bool = False
     startup_timeout_s: Seconds = 600.0

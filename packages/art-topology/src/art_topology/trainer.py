@@ -34,6 +34,16 @@ class MegatronTopologyConfig(Spec, frozen=True, kw_only=True):
             None or 1 means none.
         vpp_microbatch_group_size: How many microbatches run at a time for one virtual stage (Megatron's
             ``microbatch_group_size_per_vp_stage``), at least ``pp``; by default ``pp``.
+        sequence_parallel: Whether the tokens outside attention and MLP are divided among the ``tp`` ranks as
+            well; by default if there are several.
+        pipeline_layout: Which layers each stage holds, in megatron-core's notation
+            (``pipeline_model_parallel_layout``), such as "Et*3|(tt|)*29,m|L"; instead of the four below. By
+            default the layers are divided evenly.
+        account_for_embedding_in_pipeline_split: Whether the embedding counts as a layer of the first stage.
+        account_for_loss_in_pipeline_split: Whether the output layer and loss count as a layer of the last
+            stage.
+        num_layers_in_first_pipeline_stage: Layers of the first stage, if not as many as of the others.
+        num_layers_in_last_pipeline_stage: Layers of the last stage, if not as many as of the others.
     """
 
     tp: Count = 1
@@ -43,6 +53,12 @@ class MegatronTopologyConfig(Spec, frozen=True, kw_only=True):
     pp: Count = 1
     vpp: Count | None = None
     vpp_microbatch_group_size: Count | None = None
+    sequence_parallel: bool | None = None
+    pipeline_layout: Annotated[str, msgspec.Meta(min_length=1, max_length=65536)] | None = None
+    account_for_embedding_in_pipeline_split: bool = False
+    account_for_loss_in_pipeline_split: bool = False
+    num_layers_in_first_pipeline_stage: Count | None = None
+    num_layers_in_last_pipeline_stage: Count | None = None
 
 
 class TrainerMeshSpec(Spec, frozen=True, kw_only=True):
