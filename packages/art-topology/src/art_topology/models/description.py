@@ -1,0 +1,237 @@
+"""A whole language model as the shapes of its layers; nothing in it depends on the model's name."""
+
+import msgspec
+
+from art_topology.models.attention import GqaShape, MlaShape
+from art_topology.models.compressed import CompressedAttentionShape
+from art_topology.models.linear import GatedDeltaNetShape
+from art_topology.models.matrices import Matrix, Vector
+from art_topology.models.mlp import DenseShape, MoeShape
+
+AttentionShape = GqaShape | MlaShape | CompressedAttentionShape | GatedDeltaNetShape
+MlpShape = DenseShape | MoeShape
+
+
+class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
+    """One decoder layer.
+
+    Args:
+        hidden_size: Features of the residual stream.
+        attention: Its attention.
+        mlp: Its feed-forward layer; None where the layer has only attention.
+        norms: Norms of ``hidden_size`` weights each.
+        streams: Residual streams that hyper-connections mix; 1: there are no hyper-connections.
+        per_layer_size: Features of an embedding of its own that the layer adds for each token; 0: none.
+        joins: It predicts further tokens: it first joins the normalized stream and embedding of a token
+            (multi-token prediction), and ends with a norm.
+    """
+
+    hidden_size: int
+    attention: AttentionShape
+    mlp: MlpShape | None
+    norms: int = 2
+    streams: int = 1
+    per_layer_size: int = 0
+    joins: bool = False
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        """All linear maps of the layer."""
+        hidden, found = self.hidden_size, [*self.attention.matrices()]
+        if self.mlp is not None:
+            found += self.mlp.matrices()
+        if self.streams > 1:
+            mixing = Matrix(
+                name="hyper_connection",
+                part="other",
+                inputs=self.streams * hidden,
+                outputs=(2 + self.streams) * self.streams,
+                copies=2,
+                active=2,
+                adapted=False,
+            )
+            found.append(mixing)
+        if self.per_layer_size:
+            gate = Matrix(
+                name="per_layer_gate", part="other", inputs=hidden, outputs=self.per_layer_size, adapted=False
+            )
+            back = Matrix(
+                name="per_layer_back", part="other", inputs=self.per_layer_size, outputs=hidden, adapted=False
+            )
+            found += [gate, back]
+        if self.joins:
+            found.append(
+                Matrix(
+                    name="mtp_join",
+                    part="other",
+                    inputs=2 * hidden,
+                    outputs=hidden,
+                    divided="columns",
+                    adapted=False,
+                )
+            )
+        return tuple(found)
+
+    def vectors(self) -> tuple[Vector, ...]:
+        """All other weights of the layer."""
+        norms = self.norms + (1 if self.per_layer_size else 0) + (3 if self.joins else 0)
+        found = [*self.attention.vectors(), *(self.mlp.vectors() if self.mlp else ())]
+        found.append(Vector(name="layer_norms", part="norms", size=norms * self.hidden_size))
+        if self.streams > 1:
+            size = 2 * ((2 + self.streams) * self.streams + 3)
+            found.append(Vector(name="hyper_connection_base", part="other", size=size))
+        return tuple(found)
+
+    @property
+    def parameter_count(self) -> int:
+        """Weights of the layer."""
+        return sum(m.parameter_count for m in self.matrices()) + sum(v.size for v in self.vectors())
+
+    @property
+    def active_parameter_count(self) -> int:
+        """Weights of the layer that one token uses."""
+        return sum(m.active_parameter_count for m in self.matrices()) + sum(v.size for v in self.vectors())
+
+    def flops_per_token(self, context_tokens: float) -> float:
+        """Forward FLOPs of one token, mean over a causal sequence of ``context_tokens`` tokens."""
+        linear = sum(matrix.forward_flops for matrix in self.matrices())
+        return (
+            linear + self.attention.core_flops(context_tokens) + self.attention.indexer_flops(context_tokens)
+        )
+
+    def kv_bytes_per_token(self, dtype_bytes: float, tp: int = 1) -> float:
+        """Bytes that a worker caches for one token of the context."""
+        return self.attention.kv_bytes_per_token(dtype_bytes, tp)
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether it has routed experts."""
+        return isinstance(self.mlp, MoeShape)
+
+
+class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder-only language model (the text part of a multimodal one).
+
+    Args:
+        model_type: As its configuration names it; for messages only.
+        hidden_size: Features of the residual stream.
+        vocab_size: Tokens of the vocabulary.
+        tied_embeddings: The vocabulary head is the embedding.
+        max_position_embeddings: Longest context it was made for, in tokens; None if the configuration is silent.
+        layers: Its decoder layers, in order.
+        mtp_layers: Layers that predict further tokens (multi-token prediction); not part of ``parameters``'
+            total, as checkpoints count them.
+        per_layer_vocab_size: Vocabulary of the per-layer embeddings; 0: there are none.
+        per_layer_size: Features of each per-layer embedding; 0: there are none.
+        assumptions: What the configuration leaves open and how it was read, one sentence each.
+    """
+
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    tied_embeddings: bool
+    max_position_embeddings: int | None
+    layers: tuple[LayerShape, ...]
+    mtp_layers: tuple[LayerShape, ...] = ()
+    per_layer_vocab_size: int = 0
+    per_layer_size: int = 0
+    output_bias: bool = False
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def attention_heads(self) -> int:
+        """Most query heads of a layer."""
+        return max(
+            shape.query_heads
+            if isinstance(shape, GqaShape)
+            else shape.value_heads
+            if isinstance(shape, GatedDeltaNetShape)
+            else shape.heads
+            for shape in (layer.attention for layer in self.layers)
+        )
+
+    @property
+    def kv_heads(self) -> int | None:
+        """Fewest key and value heads of a layer with grouped queries; None where no layer has them."""
+        found = [l.attention.kv_heads for l in self.layers if isinstance(l.attention, GqaShape)]
+        return min(found, default=None)
+
+    @property
+    def experts(self) -> int | None:
+        """Routed experts of a layer; None for a dense model."""
+        return max((l.mlp.experts for l in self.layers if isinstance(l.mlp, MoeShape)), default=None)
+
+    def kv_bytes_per_token(self, dtype_bytes: float, tp: int = 1) -> float:
+        """Bytes that a worker caches for one token of a long context, over all layers; layers that keep only a
+        window, and states of fixed size, are not in it."""
+        return sum(
+            layer.kv_bytes_per_token(dtype_bytes, tp)
+            for layer in self.layers
+            if layer.attention.kv_window_tokens is None
+        )
+
+    def embedding_matrices(self) -> tuple[Matrix, ...]:
+        """Linear maps before the first layer: the projection that makes per-layer inputs."""
+        if not self.per_layer_size:
+            return ()
+        width = len(self.layers) * self.per_layer_size
+        return (
+            Matrix(
+                name="per_layer_projection",
+                part="other",
+                inputs=self.hidden_size,
+                outputs=width,
+                adapted=False,
+            ),
+        )
+
+    def embedding_vectors(self) -> tuple[Vector, ...]:
+        """Tables of the embedding: the vocabulary's, and the per-layer one with its norm."""
+        found = [
+            Vector(name="embedding", part="embedding", size=self.vocab_size * self.hidden_size, divided=True)
+        ]
+        if self.per_layer_size:
+            width = len(self.layers) * self.per_layer_size
+            found.append(
+                Vector(
+                    name="per_layer_embedding",
+                    part="embedding",
+                    size=self.per_layer_vocab_size * width,
+                    divided=True,
+                )
+            )
+            found.append(Vector(name="per_layer_norm", part="norms", size=self.per_layer_size))
+        return tuple(found)
+
+    def head_matrices(self) -> tuple[Matrix, ...]:
+        """The vocabulary head (the embedding's weights again where they are tied), and before it the mixing of
+        residual streams."""
+        head = Matrix(
+            name="output",
+            part="output",
+            inputs=self.hidden_size,
+            outputs=self.vocab_size,
+            bias=self.output_bias,
+            divided="columns",
+        )
+        if self.streams == 1:
+            return (head,)
+        mixing = Matrix(
+            name="hyper_head",
+            part="other",
+            inputs=self.streams * self.hidden_size,
+            outputs=self.streams,
+            adapted=False,
+        )
+        return (mixing, head)
+
+    def head_vectors(self) -> tuple[Vector, ...]:
+        """The final norm, and the bias and scale of the mixing of residual streams."""
+        norm = Vector(name="final_norm", part="norms", size=self.hidden_size)
+        if self.streams == 1:
+            return (norm,)
+        return (norm, Vector(name="hyper_head_base", part="other", size=self.streams + 1))
+
+    @property
+    def streams(self) -> int:
+        """Residual streams between the layers."""
+        return max((layer.streams for layer in self.layers), default=1)
