@@ -1,14 +1,15 @@
 """What hardware can do: a table of GPUs, links and nodes with the source of every entry.
 
-The numbers are vendors' peaks (dense, without sparsity; links per GPU and per direction) and measured latencies.
-What fraction of a peak is reached is the business of :mod:`art_topology.cost`. The table that comes with the
+The numbers are vendors' peaks (dense, without sparsity; links per GPU and per direction) and latencies. What
+fraction of a peak is reached is the business of :mod:`art_topology.cost`. The table that comes with the
 package is ``hardware.toml``; a file of the same form extends it or replaces single entries.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -50,6 +51,7 @@ class GpuModel(Spec, frozen=True, kw_only=True):
     Args:
         name: Its name in this table, such as "H200".
         architecture: "ampere", "ada", "hopper" or "blackwell"; kernels differ by it.
+        aliases: Other names for it, such as the driver's.
         memory_bytes: Memory that the driver reports, in bytes.
         memory_bandwidth_bytes_per_s: Peak bandwidth of that memory.
         peak_flops: Dense peak of matrix arithmetic per format, in FLOP/s; a format it cannot do is left out.
@@ -58,6 +60,7 @@ class GpuModel(Spec, frozen=True, kw_only=True):
 
     name: Name
     architecture: Literal["ampere", "ada", "hopper", "blackwell", "other"] = "other"
+    aliases: tuple[str, ...] = ()
     memory_bytes: Count
     memory_bandwidth_bytes_per_s: Positive
     peak_flops: dict[ComputeDtype, Positive]
@@ -130,51 +133,188 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HardwareTable(Spec, frozen=True, kw_only=True):
-    """GPUs, links and nodes by name. Every name that a node gives is in the table."""
+    """GPUs, links and nodes by name. Every name that a node gives is in the table.
+
+    Raises:
+        SpecError: a node names a GPU or a link that is not in the table, or a link of the wrong kind.
+    """
 
     gpus: dict[str, GpuModel]
     links: dict[str, LinkModel]
     nodes: dict[str, NodeModel]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for node in self.nodes.values():
+            _check_node(node, self.gpus, self.links)
+
     def gpu(self, name: str) -> GpuModel:
-        """The GPU of this name, in any spelling of case, "-" and "_".
+        """The GPU of this name or alias, whatever the case, "-", "_" and spaces.
 
         Raises:
             SpecError: there is none; the message lists those there are.
         """
-        raise NotImplementedError
+        wanted = _plain(name)
+        for gpu in self.gpus.values():
+            if wanted in map(_plain, (gpu.name, *gpu.aliases)):
+                return gpu
+        raise SpecError(
+            f"no GPU {name!r} in the hardware table; it has {', '.join(self.gpus)}. "
+            "load_hardware(path) adds others"
+        )
 
     def machine(self, name: str) -> Machine:
-        """The node of this name, or the usual node of the GPU of this name, with GPU and links looked up.
+        """The node of this name, or the first node with the GPU of this name, its GPU and links looked up.
 
         Raises:
             SpecError: there is neither; the message lists those there are.
         """
-        raise NotImplementedError
+        node = next((node for node in self.nodes.values() if _plain(node.name) == _plain(name)), None)
+        if node is None:
+            gpu = self.gpu(name)
+            node = next((node for node in self.nodes.values() if node.gpu == gpu.name), None)
+            if node is None:
+                raise SpecError(f"GPU {gpu.name!r} is in the hardware table, but no node has it; add one")
+        return Machine(
+            name=node.name,
+            gpu=self.gpus[node.gpu],
+            gpus_per_host=node.gpus_per_host,
+            scale_up=self.links[node.scale_up],
+            scale_up_gpus=node.scale_up_gpus,
+            scale_out=self.links[node.scale_out],
+            host_link=self.links[node.host_link],
+        )
 
 
 @cache
 def default_hardware() -> HardwareTable:
     """The table that comes with the package."""
-    raise NotImplementedError
+    from importlib.resources import files
+
+    text = files("art_topology").joinpath("hardware.toml").read_text(encoding="utf-8")
+    return parse_hardware(text, base=HardwareTable(gpus={}, links={}, nodes={}))
 
 
 def load_hardware(path: str | Path, *, base: HardwareTable | None = None) -> HardwareTable:
-    """Reads a file in the form of ``hardware.toml`` and adds it to ``base``, by default the package's table. An
-    entry with a name that ``base`` has replaces it.
+    """Reads a file in the form of ``hardware.toml`` and adds it to ``base``, by default the package's table.
+    An entry with a name that ``base`` has replaces it.
 
     Raises:
         OSError: the file cannot be read.
-        SpecError: it is not TOML, an entry is malformed or incomplete, or a node names a GPU or link that is not
-            in the table. The message gives path, line and entry.
+        SpecError: it is not TOML, an entry is malformed or incomplete, or a node names a GPU or link that
+            is not in the table. The message begins with ``path:line:`` where the place is known.
     """
-    raise NotImplementedError
+    from pathlib import Path
+
+    path = Path(path)
+    try:
+        return parse_hardware(path.read_text(encoding="utf-8"), base=base, name=str(path))
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: not UTF-8: {error}") from error
 
 
-def parse_hardware(text: str, *, base: HardwareTable | None = None) -> HardwareTable:
-    """The same from the text of a file.
+def parse_hardware(
+    text: str, *, base: HardwareTable | None = None, name: str = "<hardware>"
+) -> HardwareTable:
+    """The same from the text of a file; ``name`` is what messages call it.
 
     Raises:
         SpecError: as :func:`load_hardware`.
     """
-    raise NotImplementedError
+    import tomllib
+
+    base = default_hardware() if base is None else base
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"at line (\d+)", str(error))
+        raise SpecError(
+            f"{name}:{line[1] if line else text.count(chr(10)) + 1}: not TOML: {error}"
+        ) from error
+    tables: dict[str, dict[str, Any]] = {kind: dict(getattr(base, kind)) for kind in _KINDS}
+    for kind, entries in values.items():
+        if kind not in _KINDS or not isinstance(entries, dict):
+            where = _line(text, (kind,))
+            raise SpecError(
+                f"{name}:{where}: a hardware file has the tables {', '.join(_KINDS)}, not {kind!r}"
+            )
+        for key, fields in entries.items():
+            tables[kind][key] = _entry(kind, key, fields, text, name)
+    for key in values.get("nodes", {}):
+        try:
+            _check_node(tables["nodes"][key], tables["gpus"], tables["links"])
+        except _NodeError as error:
+            raise SpecError(f"{name}:{_line(text, ('nodes', key, error.field))}: {error}") from None
+    return HardwareTable(**tables)
+
+
+class _NodeError(SpecError):
+    """A node that names something the table lacks."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+_KINDS: dict[str, type[Spec]] = {"gpus": GpuModel, "links": LinkModel, "nodes": NodeModel}
+
+
+def _entry(kind: str, key: str, fields: Any, text: str, name: str) -> Any:
+    if not isinstance(fields, dict):
+        raise SpecError(f"{name}:{_line(text, (kind, key))}: {kind}.{key} is a table of fields")
+    if "name" in fields:
+        where = _line(text, (kind, key, "name"))
+        raise SpecError(f"{name}:{where}: {kind}.{key}: the name stands in the header, not in a field")
+    try:
+        return msgspec.convert(fields | {"name": key}, _KINDS[kind])
+    except msgspec.ValidationError as error:
+        field = re.search(r"`\$\.(\w+)", str(error)) or re.search(r"unknown field `(\w+)`", str(error))
+        where = _line(text, (kind, key, field[1]) if field else (kind, key))
+        raise SpecError(f"{name}:{where}: {kind}.{key}: {error}") from None
+
+
+def _check_node(node: NodeModel, gpus: dict[str, GpuModel], links: dict[str, LinkModel]) -> None:
+    if node.gpu not in gpus:
+        raise _NodeError(f"node {node.name!r} has GPU {node.gpu!r}, which is not in the table", "gpu")
+    for field, kinds in _LINK_KINDS.items():
+        link = links.get(getattr(node, field))
+        if link is None:
+            raise _NodeError(
+                f"node {node.name!r} has {field} {getattr(node, field)!r}, which is not among the links",
+                field,
+            )
+        if link.kind not in kinds:
+            raise _NodeError(
+                f"{field} of node {node.name!r} is {link.name!r} of kind {link.kind!r}; "
+                f"it is one of kind {' or '.join(kinds)}",
+                field,
+            )
+
+
+_LINK_KINDS: dict[str, tuple[str, ...]] = {
+    "scale_up": ("nvlink", "pcie"),
+    "scale_out": ("network", "nvlink"),
+    "host_link": ("host", "pcie"),
+}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name).lower().removeprefix("nvidia")
+
+
+def _line(text: str, place: tuple[str, ...]) -> int:
+    """The line of a table header, or of a key below it; the header's where the key has no line of its own."""
+    header = re.compile(
+        r"\s*\[\s*" + r"\s*\.\s*".join(rf"[\"']?{re.escape(p)}[\"']?" for p in place[:2]) + r"\s*[\].]"
+    )
+    found = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header.match(line):
+            found = found or number
+            if len(place) < 3:
+                break
+        elif found and line.lstrip().startswith("["):
+            break
+        elif found and re.match(rf"\s*[\"']?{re.escape(place[2])}[\"']?\s*[.=]", line):
+            return number
+    return found or 1
