@@ -1,7 +1,8 @@
 """Megatron's rank order as arithmetic: coordinates of a rank, members of its groups, no lists.
 
-Megatron-core numbers ranks by two mixed-radix systems over the same ranks (``parallel_state.RankGenerator``,
-order ``tp-cp-ep-dp-pp``). The first axis changes fastest:
+Megatron-core numbers ranks by two mixed-radix systems over the same ranks
+(``megatron.core.parallel_state.RankGenerator``). With its usual order, ``tp-cp-ep-dp-pp``, the first axis
+changing fastest, they are:
 
 - for everything but experts: tp, cp, dp, pp
 - for experts: etp, ep, expert_dp, pp
@@ -10,10 +11,13 @@ A group varies some axes and fixes the others, so it is a base rank plus multipl
 grows with the number of ranks.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, get_args, overload
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import Literal, get_args
 
 import msgspec
+
+from art_topology.rank_group import RankGroup
 
 GroupFamily = Literal[
     "tp",
@@ -79,62 +83,9 @@ class RankCoordinate(msgspec.Struct, frozen=True, kw_only=True):
     expert_dp: int
 
 
-class RankGroup(Sequence[int]):
-    """The ranks of one process group, ascending, computed when asked for.
-
-    Members are ``base`` plus one multiple below ``size`` of each axis' stride; axes are given fastest first.
-    Made by :meth:`RankLayout.group` and :meth:`RankLayout.groups`.
-    """
-
-    __slots__ = ("_axes", "base")
-
-    def __init__(self, base: int, axes: tuple[Axis, ...]) -> None:
-        self.base = base
-        self._axes = axes
-
-    def __len__(self) -> int:
-        size = 1
-        for axis in self._axes:
-            size *= axis.size
-        return size
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        size = len(self)
-        if not -size <= index < size:
-            raise IndexError(f"member {index} of a group of {size} ranks")
-        rest, rank = index % size, self.base
-        for axis in self._axes:
-            rest, step = divmod(rest, axis.size)
-            rank += step * axis.stride
-        return rank
-
-    def __contains__(self, rank: object) -> bool:
-        if not isinstance(rank, int):
-            return False
-        rest = rank - self.base
-        for axis in reversed(self._axes):
-            step = min(max(rest, 0) // axis.stride, axis.size - 1)
-            rest -= step * axis.stride
-        return rest == 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RankGroup) and tuple(self) == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return (
-            f"RankGroup({list(self)})"
-            if len(self) <= 16
-            else f"RankGroup({self[0]}..{self[-1]}, {len(self)} ranks)"
-        )
+_AXES = ("tp", "cp", "ep", "dp", "pp")
+MEGATRON_ORDER = "-".join(_AXES)
+"""The order of megatron-core's ranks unless it is told another."""
 
 
 class RankLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,9 +99,13 @@ class RankLayout(msgspec.Struct, frozen=True, kw_only=True):
         etp: expert tensor parallel.
         ep: expert parallel.
         expert_dp: data parallel of the experts.
+        order: which axis changes fastest as ranks count up, as ``initialize_model_parallel`` takes it; tp
+            stands for etp and dp for expert_dp where experts are concerned.
 
     Raises:
-        ValueError: a size is below 1 or the two products differ.
+        ValueError: a size is below 1, the two products differ, or the order is none of the five axes. Also
+            what megatron-core refuses: with pp before another axis, stages that would hold other ranks for
+            experts than for everything else.
     """
 
     tp: int
@@ -160,13 +115,34 @@ class RankLayout(msgspec.Struct, frozen=True, kw_only=True):
     etp: int
     ep: int
     expert_dp: int
+    order: str = MEGATRON_ORDER
 
     def __post_init__(self) -> None:
-        sizes = msgspec.structs.asdict(self)
+        sizes = {name: value for name, value in msgspec.structs.asdict(self).items() if name != "order"}
         if min(sizes.values()) < 1:
             raise ValueError(f"sizes of a rank layout are at least 1: {sizes}")
         if self.tp * self.cp * self.dp != self.etp * self.ep * self.expert_dp:
             raise ValueError(f"tp*cp*dp and etp*ep*expert_dp must be equal: {sizes}")
+        if sorted(self.order.split("-")) != sorted(_AXES):
+            raise ValueError(
+                f"an order names {', '.join(_AXES)} once, such as {MEGATRON_ORDER!r}: {self.order!r}"
+            )
+        if self.pp == 1 or self.order.endswith("pp"):
+            return
+        if self.dp != self.expert_dp:
+            raise ValueError(
+                f"in the order {self.order!r}, which does not end with pp, dp={self.dp} and "
+                f"expert_dp={self.expert_dp} must be equal"
+            )
+        dense, expert = (
+            next(axis.stride for axis in axes if axis.name == "pp")
+            for axes in (self.dense_axes, self.expert_axes)
+        )
+        if dense != expert:
+            raise ValueError(
+                f"in the order {self.order!r} the stages of experts would be {expert} ranks apart and those "
+                f"of everything else {dense}"
+            )
 
     @property
     def world_size(self) -> int:
@@ -175,13 +151,13 @@ class RankLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dense_axes(self) -> tuple[Axis, ...]:
-        """tp, cp, dp, pp with their strides, fastest first."""
-        return _strided(("tp", self.tp), ("cp", self.cp), ("dp", self.dp), ("pp", self.pp))
+        """tp, cp, dp, pp with their strides, in the layout's order, fastest first."""
+        return self._axes({"tp": "tp", "cp": "cp", "dp": "dp", "pp": "pp"})
 
     @property
     def expert_axes(self) -> tuple[Axis, ...]:
-        """etp, ep, expert_dp, pp with their strides, fastest first."""
-        return _strided(("etp", self.etp), ("ep", self.ep), ("expert_dp", self.expert_dp), ("pp", self.pp))
+        """etp, ep, expert_dp, pp with their strides, in the layout's order, fastest first."""
+        return self._axes({"tp": "etp", "ep": "ep", "dp": "expert_dp", "pp": "pp"})
 
     def coordinate(self, rank: int) -> RankCoordinate:
         """Where ``rank`` stands on every axis.
@@ -203,8 +179,17 @@ class RankLayout(msgspec.Struct, frozen=True, kw_only=True):
         self._check(rank)
         varying, fixed = self._split(family)
         base = sum(rank // axis.stride % axis.size * axis.stride for axis in fixed)
-        group = RankGroup(base, varying)
+        group = RankGroup(base, _pairs(varying))
         return group if family not in ("embedding", "position-embedding") or rank in group else None
+
+    def groups_of(self, rank: int) -> dict[GroupFamily, RankGroup]:
+        """Every group that ``rank`` is in, by family.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
+        found = ((family, self.group(family, rank)) for family in GROUP_FAMILIES)
+        return {family: group for family, group in found if group is not None}
 
     def groups(self, family: GroupFamily) -> Iterator[RankGroup]:
         """All groups of a family, by ascending first rank.
@@ -213,8 +198,40 @@ class RankLayout(msgspec.Struct, frozen=True, kw_only=True):
             ValueError: there is no such family.
         """
         varying, fixed = self._split(family)
-        for base in RankGroup(0, fixed):
-            yield RankGroup(base, varying)
+        pairs = _pairs(varying)
+        for base in RankGroup(0, _pairs(fixed)):
+            yield RankGroup(base, pairs)
+
+    def group_count(self, family: GroupFamily) -> int:
+        """How many groups a family has.
+
+        Raises:
+            ValueError: there is no such family.
+        """
+        return prod(axis.size for axis in self._split(family)[1])
+
+    def optimizer_instance(self, rank: int, instances: int) -> RankGroup:
+        """The ranks that hold one copy of the distributed optimizer together, when there are several.
+
+        Megatron-core's ``INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP``, with
+        ``num_distributed_optimizer_instances``.
+
+        Args:
+            rank: One of them.
+            instances: How many copies there are; divides ``expert_dp``.
+
+        Raises:
+            IndexError: there is no such rank.
+            ValueError: ``instances`` does not divide ``expert_dp``.
+        """
+        self._check(rank)
+        if instances < 1 or self.expert_dp % instances:
+            raise ValueError(f"{instances} optimizer instances do not divide expert_dp={self.expert_dp}")
+        replicas = next(axis for axis in self.expert_axes if axis.name == "expert_dp")
+        shard = self.expert_dp // instances
+        base = rank // replicas.stride % replicas.size // shard * shard * replicas.stride
+        others = (axis for axis in self.expert_axes if axis.name != "expert_dp")
+        return RankGroup(base, [*_pairs(others), (shard, replicas.stride)])
 
     def crosses_hosts(self, family: GroupFamily, ranks_per_host: int) -> bool:
         """Whether any group of a family has ranks on two hosts, with ``ranks_per_host`` consecutive ranks on
@@ -234,13 +251,22 @@ class RankLayout(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= rank < self.world_size:
             raise IndexError(f"rank {rank} of a trainer with {self.world_size} ranks")
 
+    def _axes(self, fields: dict[str, str]) -> tuple[Axis, ...]:
+        axes, stride = [], 1
+        for letter in self.order.split("-"):
+            if name := fields.get(letter):
+                axes.append(Axis(name, getattr(self, name), stride))
+                stride *= axes[-1].size
+        return tuple(axes)
+
     def _split(self, family: GroupFamily) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
         if family not in GROUP_FAMILIES:
             raise ValueError(f"unknown group family {family!r}; there are {', '.join(GROUP_FAMILIES)}")
         if family in ("embedding", "position-embedding"):
-            *fixed, pp = self.dense_axes
+            fixed = tuple(axis for axis in self.dense_axes if axis.name != "pp")
+            pp = next(axis for axis in self.dense_axes if axis.name == "pp")
             ends = 2 if family == "embedding" and pp.size > 1 else 1
-            return (Axis("ends", ends, (pp.size - 1) * pp.stride or 1),), tuple(fixed)
+            return (Axis("ends", ends, (pp.size - 1) * pp.stride or 1),), fixed
         if family in _EXPERT_FAMILIES:
             axes, names = self.expert_axes, _EXPERT_FAMILIES[family]
         else:
@@ -249,9 +275,5 @@ class RankLayout(msgspec.Struct, frozen=True, kw_only=True):
         return varying, tuple(axis for axis in axes if axis.name not in names)
 
 
-def _strided(*sizes: tuple[str, int]) -> tuple[Axis, ...]:
-    axes, stride = [], 1
-    for name, size in sizes:
-        axes.append(Axis(name, size, stride))
-        stride *= size
-    return tuple(axes)
+def _pairs(axes: Iterable[Axis]) -> list[tuple[int, int]]:
+    return [(axis.size, axis.stride) for axis in axes]
