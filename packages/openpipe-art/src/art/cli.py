@@ -2,7 +2,7 @@
 
 Importing it loads little, and an interrupt while the rest is loaded ends the process without a traceback.
 From the demo's first line on SIGINT, SIGTERM and SIGHUP end it within seconds, with 128 and the signal's
-number.
+number. What always holds: output that cannot be written is one line on standard error, never a traceback.
 """
 
 import sys
@@ -17,14 +17,74 @@ if TYPE_CHECKING:
 
 _FAILURE = 1
 _USAGE_ERROR = 2
+_BROKEN_PIPE = 141
+"""128 and the number of SIGPIPE, as of a program that it ends."""
 
 
 def main(arguments: "Sequence[str] | None" = None) -> "NoReturn":
     """The command; leaves with 0, 1 after an error, 2 for wrong arguments, 128 + signal."""
-    import signal
+    # What `signal` wraps: importing that loads more, and leaves an interrupt more time to show a traceback.
+    import _signal  # type: ignore[import-not-found]  # typeshed has no stub of it
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(run(arguments))
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    sys.exit(_run_and_flush(arguments))
+
+
+def _run_and_flush(arguments: "Sequence[str] | None") -> "int | str | None":
+    """As :func:`run`; sees to it that the output is written, or says why it is not."""
+    if not _streams_are_open():
+        sys.stderr.write("art: standard output is closed, so there is nowhere to write to\n")
+        return _FAILURE
+    failed: OSError | None = None
+    code: int | str | None = _FAILURE
+    try:
+        code = run(arguments)
+    except SystemExit as leave:
+        code = leave.code
+    except OSError as error:
+        failed = error
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return _output_lost(error)
+    if failed is None:
+        return code
+    if failed.filename is None:  # those of files say which
+        return _output_lost(failed)
+    raise failed
+
+
+def _streams_are_open() -> bool:
+    """Whether standard output is; opens the null device where the others are not.
+
+    A file that is opened later must not become standard input or error. What an encoding lacks is written
+    with a backslash.
+    """
+    import os
+
+    if sys.stdin is None:
+        os.open(os.devnull, os.O_RDONLY)
+    if sys.stdout is None:
+        if sys.stderr is None:
+            sys.exit(_FAILURE)
+        return False
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+    return True
+
+
+def _output_lost(error: OSError) -> int:
+    """Says that the output cannot be written; nothing where nobody reads a pipe, as is usual."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered must not fail the exit
+    if isinstance(error, BrokenPipeError):
+        return _BROKEN_PIPE
+    sys.stderr.write(f"art: the output cannot be written: {error.strerror}\n")
+    return _FAILURE
 
 
 def run(arguments: "Sequence[str] | None" = None) -> int:
@@ -34,19 +94,48 @@ def run(arguments: "Sequence[str] | None" = None) -> int:
     if not given:
         parser.print_help(sys.stderr)
         return _USAGE_ERROR
-    options = parser.parse_args(given)
-    code: int = options.run(options)
+    options, unknown = parser.parse_known_args(given)
+    if unknown:
+        options.parser.refuse(unknown)
+    from art.errors import ArtError
+
+    problem = _place_problem()
+    if problem is None:
+        try:
+            code: int = options.run(options)
+        except ArtError as error:
+            problem = str(error)
+    if problem is not None:
+        sys.stderr.write(f"art {options.command}: {problem}\n")
+        return _FAILURE
     return code
+
+
+def _place_problem() -> str | None:
+    """What is wrong with the place that the process runs in, or None."""
+    import os
+    from pathlib import Path
+
+    try:
+        os.getcwd()
+    except OSError:
+        return "the current folder does not exist any more; change to another"
+    try:
+        Path.home()
+    except RuntimeError:
+        return "the user has no home folder here; say where it is: export HOME=/some/folder"
+    return None
 
 
 def _parser(given: "Sequence[str]") -> "argparse.ArgumentParser":
     """The parser of ``art`` with those of its commands; of the one that is given with its options."""
     import argparse
-    from pathlib import Path
 
     import art
+    from art.checks.arguments import folder_argument
     from art.demo import command
 
+    command.Parser.given = tuple(given)
     parser = command.Parser(
         prog="art",
         description="Reinforcement learning for language models.",
@@ -62,15 +151,15 @@ def _parser(given: "Sequence[str]") -> "argparse.ArgumentParser":
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     command.add_arguments(demo)
-    demo.set_defaults(run=command.run)
+    demo.set_defaults(run=command.run, parser=demo)
     report = commands.add_parser(
         "report",
         help="write the page of a run again",
         description="Reads the folder of a run, finished or not, and writes its report.html again: one page "
-        "that stands alone, with plots and sample trajectories.",
+        "that stands alone, with plots and sample trajectories. Says where it is, and how the run stands.",
     )
-    report.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
-    report.set_defaults(run=_report)
+    report.add_argument("folder", type=folder_argument, metavar="RUN", help="the run's folder")
+    report.set_defaults(run=_report, parser=report)
     _add_doctor(commands, named="doctor" in given[:1])
     return parser
 
@@ -85,19 +174,17 @@ def _add_doctor(commands: "argparse._SubParsersAction[Parser]", *, named: bool) 
 
     parser = commands.add_parser("doctor", help=summary, description=doctor.DESCRIPTION)
     doctor.add_arguments(parser)
-    parser.set_defaults(run=doctor.run)
+    parser.set_defaults(run=doctor.run, parser=parser)
 
 
 def _report(options: "argparse.Namespace") -> int:
     """`art report`."""
-    from art.errors import ArtError
+    from art.reporting import read_state, state_lines
     from art.reporting.page import write_report
 
-    try:
-        print(write_report(options.folder))
-    except ArtError as error:
-        sys.stderr.write(f"art report: {error}\n")
-        return _FAILURE
+    print(write_report(options.folder))
+    for line in state_lines(read_state(options.folder)):
+        print(line)
     return 0
 
 

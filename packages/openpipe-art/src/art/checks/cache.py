@@ -15,7 +15,8 @@ import msgspec
 from art.checks import machine
 from art.checks.hosts import folder_check
 from art.checks.packages import PYTHON_REMEDY
-from art.checks.results import Check, State, failed, passed, size, warned
+from art.checks.results import Check, State, failed, passed, warned
+from art.checks.sizes import disk_size
 
 CACHE_VARIABLE = "ART_CACHE_DIR"
 RUNTIME_VARIABLE = "ART_VLLM_RUNTIME_BIN"
@@ -23,8 +24,19 @@ RUNTIME_VARIABLE = "ART_VLLM_RUNTIME_BIN"
 VLLM_BYTES = 6_300_000_000
 """vLLM's environment for CPUs: 6.27 GB in 175 packages, of which all but 0.1 GB (bytecode) are hard links to
 uv's cache when that is on the same file system."""
+TORCH_FETCHED_BYTES = 2_730_000_000
+"""torch for Linux as the package index has it: a wheel of 0.53 GB, and 2.2 GB of CUDA libraries and Triton,
+which it depends on with a GPU or without. ART's own installation and vLLM's environment take the same."""
+VLLM_FETCHED_BYTES = 3_170_000_000
+"""The wheels of vLLM's environment: torch's, and 0.4 GB that ART's own installation does not leave in uv's
+cache."""
+MODEL_FETCHED_BYTES = 110_000_000
 VLLM_OWN_BYTES = 300_000_000
 """What a build writes when uv's cache has every package: bytecode, sources, uv's temporary files."""
+VLLM_FETCHED_TEXT = (
+    f"{disk_size(VLLM_FETCHED_BYTES - TORCH_FETCHED_BYTES)} (or {disk_size(VLLM_FETCHED_BYTES)}, where uv's "
+    "cache lacks torch and its CUDA libraries)"
+)
 MODEL_BYTES = 800_000_000
 """SmolLM2-135M-Instruct: a package of 98 MB, 160 MB of packages that convert it, and 540 MB of weights."""
 
@@ -38,6 +50,7 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
         cached: whether it is there.
         disk_bytes: that making it writes; 0 when it is there.
         through_uv: whether these bytes go through uv's cache.
+        fetched: how much comes from the package index, for people; empty when it is there.
         problem: why it can neither be used nor made.
     """
 
@@ -47,6 +60,7 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int
     through_uv: bool = True
     problem: str = ""
+    fetched: str = ""
 
 
 def cache_folder() -> Path:
@@ -79,7 +93,13 @@ def vllm_runtime() -> Fetched:
         return Fetched(name=name, folder=None, cached=False, disk_bytes=0, problem=str(error))
     if found is not None:
         return Fetched(name=name, folder=found.path, cached=True, disk_bytes=0)
-    return Fetched(name=name, folder=cache_folder() / "environments", cached=False, disk_bytes=VLLM_BYTES)
+    return Fetched(
+        name=name,
+        folder=cache_folder() / "environments",
+        cached=False,
+        disk_bytes=VLLM_BYTES,
+        fetched=VLLM_FETCHED_TEXT,
+    )
 
 
 def runtime_python_check() -> Check:
@@ -113,7 +133,28 @@ def demo_model() -> Fetched:
         folder=entry,
         cached=cached,
         disk_bytes=0 if cached else MODEL_BYTES,
+        fetched="" if cached else disk_size(MODEL_FETCHED_BYTES),
     )
+
+
+def demo_entries() -> frozenset[Path] | None:
+    """The folders in the cache that this version of ART uses, there or not; None without ``art-serving``."""
+    if importlib.util.find_spec("art_serving") is None:
+        return None
+    from art.demo.model import BUNDLE
+    from art_serving import EnvironmentBuildError, vllm_bundle
+    from art_serving.environment import EnvironmentBundle, bundle_digest
+
+    model = demo_model().folder
+    assert model is not None
+    try:
+        bundles = [vllm_bundle(), EnvironmentBundle.of_project(BUNDLE, "smollm2")]
+        environments = [
+            cache_folder() / "environments" / f"{bundle.name}-{bundle_digest(bundle)}" for bundle in bundles
+        ]
+    except EnvironmentBuildError:  # an installation that is not whole; vllm_runtime tells of it
+        return None
+    return frozenset([model, model.with_name(f"{model.name}.staging"), *environments])
 
 
 def build_checks() -> list[Check]:
@@ -134,8 +175,8 @@ def fetch_checks(*, with_model: bool) -> list[Check]:
     room = machine.space(folder)
     same = room.device == machine.space(uv_cache_folder()).device
     if same and room.free >= everything and not os.environ.get(RUNTIME_VARIABLE):
-        found = f"{size(room.free)} free on the file system of {folder}"
-        return [passed("disk of the cache", found, f"at most {size(everything)}, once")]
+        found = f"{disk_size(room.free)} free on the file system of {folder}"
+        return [passed("disk of the cache", found, f"at most {disk_size(everything)}, once")]
     return _fetch_checks([vllm_runtime, demo_model] if with_model else [vllm_runtime])
 
 
@@ -150,9 +191,8 @@ def _fetch_checks(sources: Sequence[Callable[[], Fetched]]) -> list[Check]:
     if broken or not missing:
         return broken or [passed("cache", ", ".join(item.name for item in items) + " are there")]
     folder = cache_folder()
-    remedy = (
-        f"set {CACHE_VARIABLE} to a folder that can be written and has {size(VLLM_BYTES + MODEL_BYTES)} free"
-    )
+    everything = disk_size(VLLM_BYTES + MODEL_BYTES)
+    remedy = f"set {CACHE_VARIABLE} to a folder that can be written and has {everything} free"
     usable = folder_check("cache folder", folder, remedy)
     if usable.state is not State.OK:
         return [usable]
@@ -174,15 +214,19 @@ def room_check(folder: Path, uv_folder: Path, missing: list[Fetched]) -> Check:
         if here.device == there.device
         else f", and as much in uv's cache, {uv_folder}, on another file system"
     )
-    what = f"{size(needed)}, once, for {names}{copied}"
-    found = f"{size(here.free)} free on the file system of {here.existing}"
-    remedy = f"free {size(max(needed - here.free, 0))}, or set {CACHE_VARIABLE} to a folder with more room"
+    what = f"{disk_size(needed)}, once, for {names}{copied}"
+    found = f"{disk_size(here.free)} free on the file system of {here.existing}"
+    remedy = (
+        f"free {disk_size(max(needed - here.free, 0))}, or set {CACHE_VARIABLE} to a folder with more room"
+    )
     if here.device != there.device:
         if here.free < needed:
             return failed("disk of the cache", found, what, remedy)
         if there.free < needed:
-            short = f"{size(there.free)} free on the file system of {there.existing}"
-            short_remedy = f"free {size(needed - there.free)}, or set UV_CACHE_DIR to a folder below {folder}"
+            short = f"{disk_size(there.free)} free on the file system of {there.existing}"
+            short_remedy = (
+                f"free {disk_size(needed - there.free)}, or set UV_CACHE_DIR to a folder below {folder}"
+            )
             rate = warned if _filled(uv_folder) else failed
             return rate("disk of uv's cache", short, what, short_remedy)
         return passed("disk of the cache", found, what)

@@ -11,6 +11,7 @@ from art.checks.demo import demo_checks
 from art.checks.hosts import host_checks
 from art.checks.packages import installed_check, python_check
 from art.checks.results import Check, failures
+from art.checks.stale import StaleEntry, stale_entries
 
 GPU_TRAINING = "this version trains and serves on CPUs only"
 
@@ -40,6 +41,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         capabilities: what runs, in the order of what they need.
         checks: everything that was looked at, each once.
         fetched: what is fetched or built once, and whether it is there.
+        stale: what lies in the cache and this version does not use.
     """
 
     machine: machine.Machine
@@ -47,10 +49,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[Capability, ...]
     checks: tuple[Check, ...]
     fetched: tuple[Fetched, ...]
+    stale: tuple[StaleEntry, ...] = ()
 
 
 def diagnose(run_dir: Path | None = None, extra_checks: Sequence[Check] = ()) -> Diagnosis:
-    """Looks at everything. Takes some tenths of a second.
+    """Looks at everything. Takes some tenths of a second, and up to 3 s where much in the cache is stale.
 
     Args:
         run_dir: folder in which the demo's run would be kept.
@@ -71,6 +74,7 @@ def diagnose(run_dir: Path | None = None, extra_checks: Sequence[Check] = ()) ->
         ),
         checks=tuple(dict.fromkeys([*client, *runtime, *full])),
         fetched=(vllm_runtime(), demo_model()),
+        stale=stale_entries(),
     )
 
 

@@ -63,8 +63,6 @@ class ChatTemplate:
         Raises:
             ConfigError: the template refuses the messages, or one holds something else than text.
         """
-        import jinja2
-
         source = self._sources.get("tool_use" if tools else "default", self._sources["default"])
         try:
             return _compiled(source, str(self._folder)).render(
@@ -74,7 +72,9 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 **{**self._special_tokens, **(template_arguments or {})},
             )
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # a template computes: whatever fails there is its own
             raise ConfigError(
                 f"the chat template of {self._folder} refuses these messages: {error}"
             ) from error
@@ -93,11 +93,19 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
     """The templates by name; there is always a default one."""
     own_file = folder / "chat_template.jinja"
     if own_file.is_file():
-        return {"default": own_file.read_text()}
+        try:
+            return {"default": own_file.read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{own_file} cannot be read: {error}") from error
     found = config.get("chat_template") or _read(folder / "chat_template.json").get("chat_template")
     if isinstance(found, str):
         return {"default": found}
-    named = {entry["name"]: entry["template"] for entry in found or []}
+    try:
+        named = {str(entry["name"]): str(entry["template"]) for entry in found or []}
+    except (TypeError, KeyError) as error:
+        raise ConfigError(
+            f"the chat_template of {folder} is neither a text nor a list of names and templates"
+        ) from error
     if not named:
         raise ConfigError(
             f"{folder} has no chat template (neither chat_template.jinja nor one in tokenizer_config.json); "

@@ -1,6 +1,10 @@
 """What `art demo` needs, before it fetches or starts anything."""
 
+import importlib.util
+import shlex
 from pathlib import Path
+
+import msgspec
 
 from art.checks import machine
 from art.checks.cache import fetch_checks, runtime_python_check
@@ -12,10 +16,12 @@ from art.checks.hosts import (
     process_limits_check,
     shared_memory_check,
 )
-from art.checks.model_facts import folder_problem
-from art.checks.packages import installed_check, python_check
-from art.checks.results import Check, State, failed
+from art.checks.model_facts import folder_problem, read_model_facts
+from art.checks.packages import install_command, installed_check, python_check
+from art.checks.results import Check, State, failed, passed
+from art.checks.shadows import shadows_check
 from art.checks.training import TrainingPlan, available_text, rated_memory, training_checks
+from art.errors import ConfigError, PromptLengthError
 
 NEEDED_MEMORY = int(5.2 * 2**30)
 """What the demo's processes hold at its peak besides files that the kernel can drop: 5.14 GiB. See
@@ -24,9 +30,10 @@ COMFORTABLE_MEMORY = int(6.2 * 2**30)
 """Its peak of 5.7 GiB with the page cache, and half a GiB for everything else on the machine."""
 SHARED_MEMORY = 48 << 20
 """Three adapters of 9.8 MB, and batches."""
-STEP_BYTES = 31 << 20
+STEP_BYTES = 31_000_000
 """Of one step in the run's folder: a generation of 29.3 MB, trajectories and metrics. All are kept."""
 PACKED_SEQUENCE_LENGTH = 2048
+_LONGER = f"take a model that was made for {PACKED_SEQUENCE_LENGTH} tokens or more"
 
 
 def demo_checks(
@@ -47,7 +54,7 @@ def demo_checks(
     packages = [python_check(), installed_check("cpu")]
     if all(check.state is State.OK for check in packages):
         packages.append(runtime_python_check())
-    checks = [*packages, *host_checks(), cpu_check(), process_limits_check()]
+    checks = [*packages, shadows_check(), *host_checks(), cpu_check(), process_limits_check()]
     folder = run_dir or Path("runs")
     checks += _run_checks(folder, steps, new=run_dir is not None and not resume, resume=resume)
     if model is None:
@@ -78,7 +85,36 @@ def _model_checks(model: Path, folder: Path) -> list[Check]:
     plan = TrainingPlan(
         base_model=model, run_dir=folder, resume=True, packed_sequence_length=PACKED_SEQUENCE_LENGTH
     )
-    return [check for check in training_checks(plan) if check.name not in ("run folder", "disk of the run")]
+    checks = [check for check in training_checks(plan) if check.name not in ("run folder", "disk of the run")]
+    return [*(_for_the_demo(check) for check in checks), _prompts_check(model)]
+
+
+def _for_the_demo(check: Check) -> Check:
+    """The check with the next step of someone who runs a command and no program."""
+    if check.state is State.FAILURE and check.name in ("packed_sequence_length", "KV cache"):
+        return msgspec.structs.replace(check, remedy=_LONGER)
+    return check
+
+
+def _prompts_check(model: Path) -> Check:
+    """Whether the model's chat template and tokenizer take the demo's prompts, and these leave room."""
+    if importlib.util.find_spec("tokenizers") is None or importlib.util.find_spec("jinja2") is None:
+        return failed("prompts", "cannot be counted", remedy=install_command("cpu"))
+    from art.checks.prompts import check_prompt_lengths
+    from art.demo import task
+
+    answer = task.SAMPLING.max_tokens
+    try:
+        facts = read_model_facts(model)
+        room = min(PACKED_SEQUENCE_LENGTH, facts.max_positions or PACKED_SEQUENCE_LENGTH)
+        counted = check_prompt_lengths(model, task.all_prompts(), max_tokens=answer, limit=room)
+    except PromptLengthError as error:
+        return failed(
+            "prompts", f"up to {error.longest} tokens with their answers", f"at most {error.limit}", _LONGER
+        )
+    except ConfigError as error:
+        return failed("prompts", str(error), remedy="give another folder: art demo --model DIR")
+    return passed("prompts", f"up to {counted.longest} tokens", f"at most {room - answer}")
 
 
 def _run_checks(folder: Path, steps: int, *, new: bool, resume: bool) -> list[Check]:
@@ -98,7 +134,7 @@ def _run_checks(folder: Path, steps: int, *, new: bool, resume: bool) -> list[Ch
         needed = "a folder that is new, empty, or of a run that ended before its first step"
         if kept:
             found = f"{folder} holds a run already, to {kept[-1]}"
-            remedy += f", or go on with it: art demo --resume {folder}"
+            remedy += f", or go on with it: art demo --resume {shlex.quote(str(folder))}"
             checks.append(failed("run folder", found, needed, remedy))
         elif not _holds_run(folder):
             checks.append(failed("run folder", f"{folder} is not empty", needed, remedy))

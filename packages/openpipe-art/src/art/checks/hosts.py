@@ -6,15 +6,20 @@ from pathlib import Path
 
 from art.checks import machine
 from art.checks.packages import installed_check
-from art.checks.results import Check, failed, passed, size, warned
+from art.checks.results import Check, failed, passed, warned
+from art.checks.shadows import shadows_check
+from art.checks.sizes import disk_size, memory_size
 
 OPEN_FILES = 1024
 """A process of the demo was seen to have 93 open; every request in flight is one more."""
 
 ADDRESS_SPACE = 8 << 30
 """vLLM's engine core maps 7.3 GiB in the demo, most of it never touched."""
-FILE_SIZE = 1 << 30
+FILE_SIZE = 1_000_000_000
 """The demo's model file has 540 MB."""
+
+TEMPORARY_BYTES = 64_000_000
+"""Sockets and logs in TMPDIR take less than 1 MB."""
 
 STATE_VARIABLE = "ART_STATE_DIR"
 
@@ -38,7 +43,7 @@ def runtime_checks(port: int = 0) -> list[Check]:
         port: of the worker on 127.0.0.1; 0 for any free one.
     """
     endpoint = ("127.0.0.1", port, "the worker")
-    return [installed_check("distributed"), *host_checks(), *ports_check([endpoint])]
+    return [installed_check("distributed"), shadows_check(), *host_checks(), *ports_check([endpoint])]
 
 
 def system_check() -> Check:
@@ -125,11 +130,14 @@ def temporary_folder_check() -> Check:
             "TMPDIR", f"{folder} cannot be written", remedy="set TMPDIR to a folder that can be written"
         )
     free = machine.space(folder).free
-    if free < 64 << 20:
+    if free < TEMPORARY_BYTES:
         return failed(
-            "TMPDIR", f"{folder} has {size(free)} free", "64 MiB", "free some, or set TMPDIR elsewhere"
+            "TMPDIR",
+            f"{folder} has {disk_size(free)} free",
+            disk_size(TEMPORARY_BYTES),
+            "free some, or set TMPDIR elsewhere",
         )
-    return passed("TMPDIR", f"{folder}, {size(free)} free")
+    return passed("TMPDIR", f"{folder}, {disk_size(free)} free")
 
 
 def state_folder_check() -> Check:
@@ -162,12 +170,15 @@ def folder_check(name: str, folder: Path, remedy: str) -> Check:
 def disk_check(name: str, folder: Path, needed_bytes: int, remedy: str) -> Check:
     """Whether the file system of ``folder`` has room."""
     there = machine.space(folder)
-    found = f"{size(there.free)} free on the file system of {there.existing}"
+    found = f"{disk_size(there.free)} free on the file system of {there.existing}"
     if there.free < needed_bytes:
         return failed(
-            name, found, f"about {size(needed_bytes)}", f"free {size(needed_bytes - there.free)}, or {remedy}"
+            name,
+            found,
+            f"about {disk_size(needed_bytes)}",
+            f"free {disk_size(needed_bytes - there.free)}, or {remedy}",
         )
-    return passed(name, found, f"about {size(needed_bytes)}")
+    return passed(name, found, f"about {disk_size(needed_bytes)}")
 
 
 def shared_memory_check(needed_bytes: int, what: str, folder: Path = Path("/dev/shm")) -> Check:
@@ -175,11 +186,11 @@ def shared_memory_check(needed_bytes: int, what: str, folder: Path = Path("/dev/
     remedy = "mount more: mount -o remount,size=2G /dev/shm; of a container: --shm-size=2g"
     if not folder.is_dir() or not machine.writable(folder):
         return failed(
-            "shared memory", f"{folder} is not there or cannot be written", size(needed_bytes), remedy
+            "shared memory", f"{folder} is not there or cannot be written", memory_size(needed_bytes), remedy
         )
     there = machine.space(folder)
-    found = f"{size(there.free)} of {size(there.total)} free in {folder}"
-    needed = f"about {size(needed_bytes)} ({what})"
+    found = f"{memory_size(there.free)} of {memory_size(there.total)} free in {folder}"
+    needed = f"about {memory_size(needed_bytes)} ({what})"
     if there.free < needed_bytes:
         return failed("shared memory", found, needed, remedy)
     if there.free < 2 * needed_bytes:
@@ -200,16 +211,16 @@ def open_files_check() -> Check:
 def process_limits_check() -> Check:
     """Whether a process may map enough addresses and write large enough files (``ulimit -v`` and ``-f``)."""
     wanted = {
-        "ulimit -v": (machine.process_limit("AS"), ADDRESS_SPACE),
-        "ulimit -f": (machine.process_limit("FSIZE"), FILE_SIZE),
+        "ulimit -v": (machine.process_limit("AS"), ADDRESS_SPACE, memory_size),
+        "ulimit -f": (machine.process_limit("FSIZE"), FILE_SIZE, disk_size),
     }
     low = {name: limits for name, limits in wanted.items() if limits[0] < limits[1]}
     if not low:
         return passed("process limits", "of addresses and file sizes: none that matters")
     return failed(
         "process limits",
-        ", ".join(f"{name}: {size(limit)}" for name, (limit, _) in low.items()),
-        ", ".join(f"{name}: {size(needed)}" for name, (_, needed) in low.items()),
+        ", ".join(f"{name}: {size(limit)}" for name, (limit, _, size) in low.items()),
+        ", ".join(f"{name}: {size(needed)}" for name, (_, needed, size) in low.items()),
         " and ".join(f"{name} unlimited" for name in low),
     )
 

@@ -1,15 +1,12 @@
 """What a model folder says of itself without being loaded: ``config.json`` and its weight files' headers."""
 
-import math
-import struct
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from art.checks.model_files import read_weights, weight_files
 from art.errors import ConfigError
-
-_LONGEST_HEADER = 100 << 20
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +73,7 @@ def folder_problem(folder: Path) -> str | None:
 
 
 def read_model_facts(folder: Path) -> ModelFacts:
-    """Reads ``config.json`` and the first bytes of every ``*.safetensors`` file.
+    """Reads ``config.json`` and the header of every weight file.
 
     Raises:
         ConfigError: the folder is incomplete, or a file is not what its name says.
@@ -85,7 +82,7 @@ def read_model_facts(folder: Path) -> ModelFacts:
     if problem is not None:
         raise ConfigError(f"base_model {problem}")
     config = _config(folder / "config.json")
-    files = sorted(folder.glob("*.safetensors"))
+    stored = read_weights(folder)
     hidden, heads = _count(config, "hidden_size", folder), _count(config, "num_attention_heads", folder)
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = (
@@ -93,8 +90,8 @@ def read_model_facts(folder: Path) -> ModelFacts:
     )
     positions = config.get("max_position_embeddings")
     return ModelFacts(
-        parameters=sum(_parameters(file) for file in files),
-        file_bytes=sum(file.stat().st_size for file in files),
+        parameters=sum(tensor.count for tensor in stored.values()),
+        file_bytes=sum(file.stat().st_size for file in weight_files(folder)),
         layers=_count(config, "num_hidden_layers", folder),
         hidden=hidden,
         heads=heads,
@@ -121,26 +118,3 @@ def _count(config: dict[str, Any], name: str, folder: Path) -> int:
     if not isinstance(value, int) or value < 1:
         raise ConfigError(f"{folder / 'config.json'} has no usable {name} ({value!r})")
     return value
-
-
-class _Tensor(msgspec.Struct, frozen=True):
-    shape: list[int]
-    data_offsets: tuple[int, int]
-
-
-def _parameters(path: Path) -> int:
-    """Numbers in one file, by its header: 8 bytes of length, then JSON (the safetensors format)."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > _LONGEST_HEADER:
-                raise ValueError(f"its header says it has {length} bytes")
-            header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
-        tensors = [msgspec.json.decode(raw, type=_Tensor) for raw in header.values()]
-    except (OSError, ValueError, struct.error) as error:
-        raise ConfigError(f"{path} is no safetensors file that can be read: {error}") from error
-    end = 8 + length + max((tensor.data_offsets[1] for tensor in tensors), default=0)
-    if path.stat().st_size < end:
-        raise ConfigError(f"{path} is cut short: {path.stat().st_size} bytes, its header asks for {end}")
-    return sum(math.prod(tensor.shape) for tensor in tensors)

@@ -26,6 +26,11 @@ PYTHON_REMEDY = "make an environment with `uv venv --python 3.12` and install AR
 _OURS = ("openpipe-art", "art-topology", "art-dataplane", "art-kernels", "art-trainer", "art-serving")
 
 
+def own_modules() -> dict[str, str]:
+    """ART's own importable packages, each with the distribution that it is of."""
+    return {name.removeprefix("openpipe-").replace("-", "_"): name for name in _OURS}
+
+
 class PackageProblem(msgspec.Struct, frozen=True):
     """One requirement that is not met.
 

@@ -73,16 +73,17 @@ def check_prompt_lengths(
 
     Raises:
         PromptLengthError: it lists the prompts that are too long, by index and first words, with lengths.
-        ConfigError: the folder is no complete model, or its template refuses a prompt.
+        ConfigError: the folder is no complete model, its template refuses a prompt, or its tokenizer is of
+            another model.
     """
     if max_tokens < 1:
         raise ConfigError(f"max_tokens is {max_tokens}; an answer has at least 1 token")
     given = list(prompts)
     counter = PromptCounter.of(base_model)
     room = limit if limit is not None else configured_limit(base_model)
-    tokens = tuple(
-        counter.count(prompt, tools=tools, template_arguments=template_arguments) for prompt in given
-    )
+    ids = [counter.ids(prompt, tools=tools, template_arguments=template_arguments) for prompt in given]
+    _check_vocabulary(base_model, ids)
+    tokens = tuple(len(prompt_ids) for prompt_ids in ids)
     long = [index for index, count in enumerate(tokens) if count + max_tokens > room]
     if long:
         raise _too_long(given, tokens, long, max_tokens, room, _positions(base_model))
@@ -123,9 +124,24 @@ class PromptCounter:
         Raises:
             ConfigError: the template refuses the prompt.
         """
+        return len(self.ids(prompt, tools=tools, template_arguments=template_arguments))
+
+    def ids(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The token ids of one prompt, up to where the answer begins.
+
+        Raises:
+            ConfigError: the template refuses the prompt.
+        """
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         text = self._template.render(messages, tools=tools, template_arguments=template_arguments)
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
 
 @functools.lru_cache(maxsize=4)
@@ -156,14 +172,42 @@ def configured_limit(base_model: str | Path) -> int:
     return min(configured, _positions(base_model) or configured)
 
 
+def _check_vocabulary(base_model: str | Path, prompts: Sequence[Sequence[int]]) -> None:
+    """Every prompt must have tokens, and every token a row in the embedding.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    if not all(prompts):
+        raise ConfigError(
+            f"the chat template of {base_model} renders nothing; put the template of an instruction-tuned "
+            "model there"
+        )
+    vocabulary = _number(base_model, "vocab_size")
+    highest = max((max(ids, default=0) for ids in prompts), default=0)
+    if vocabulary is not None and highest >= vocabulary:
+        raise ConfigError(
+            f"the tokenizer of {base_model} gives token {highest}, and the model has {vocabulary} tokens "
+            "(vocab_size in config.json): tokenizer.json is of another model; take the one that belongs to it"
+        )
+
+
 def _positions(base_model: str | Path) -> int | None:
     """``max_position_embeddings`` of the model, None where its ``config.json`` does not say."""
+    return _number(base_model, "max_position_embeddings")
+
+
+def _number(base_model: str | Path, name: str) -> int | None:
+    """A whole number in the model's ``config.json``, None where it has none of that name."""
+    path = Path(base_model) / "config.json"
     try:
-        config = json.loads((Path(base_model) / "config.json").read_bytes())
+        config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{Path(base_model) / 'config.json'} cannot be read: {error}") from error
-    positions = (config.get("text_config") or config).get("max_position_embeddings")
-    return positions if isinstance(positions, int) else None
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} cannot be read: it holds no object")
+    value = (config.get("text_config") or config).get(name)
+    return value if isinstance(value, int) else None
 
 
 def _too_long(

@@ -37,10 +37,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
     def line(self) -> str:
-        """The check as one line: what was found, what is needed, and the next step."""
+        """The check as one line: what was found, what is needed, and the next step.
+
+        One that warns begins with ``warning:``, so that nobody takes it for a refusal.
+        """
+        kind = "warning: " if self.state is State.WARNING else ""
         needed = f", needed: {self.needed}" if self.needed else ""
         remedy = f". To mend: {self.remedy}" if self.remedy else ""
-        return f"{self.name}: {self.found}{needed}{remedy}"
+        return f"{kind}{self.name}: {self.found}{needed}{remedy}"
 
 
 def passed(name: str, found: str, needed: str = "") -> Check:
@@ -83,12 +87,3 @@ def require(checks: Iterable[Check], what: str = "this cannot run here") -> None
         raise PreflightError(f"{what}: {found[0].line()}")
     if found:
         raise PreflightError("\n".join([f"{what}:", *(f"- {check.line()}" for check in found)]))
-
-
-def size(byte_count: float) -> str:
-    """Bytes for people: ``5.7 GiB``, ``83 MiB``, ``512 B``."""
-    if byte_count >= 2**30:
-        return f"{byte_count / 2**30:.1f} GiB"
-    if byte_count >= 2**20:
-        return f"{byte_count / 2**20:.0f} MiB"
-    return f"{byte_count:.0f} B" if byte_count < 2**10 else f"{byte_count / 2**10:.0f} KiB"

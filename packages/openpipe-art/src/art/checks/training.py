@@ -5,7 +5,6 @@ proportional set size of every process, sampled each 0.3 s over a run. The sum p
 control group of its own, which counts the page cache too.
 """
 
-import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -24,7 +23,9 @@ from art.checks.hosts import (
 )
 from art.checks.model_facts import ModelFacts, folder_problem, read_model_facts
 from art.checks.packages import installed_check
-from art.checks.results import Check, State, failed, passed, size, warned
+from art.checks.results import Check, State, failed, passed, warned
+from art.checks.sizes import disk_size, memory_size
+from art.checks.weights import model_checks
 from art.errors import ConfigError
 
 SERVER_PROCESSES = int(1.5 * 2**30)
@@ -118,11 +119,13 @@ def training_checks(plan: TrainingPlan) -> list[Check]:
     ]
     if folder_problem(plan.base_model) is not None:
         return checks
-    checks += family_checks(plan.base_model)
+    model = model_checks(plan.base_model)
     try:
         facts = read_model_facts(plan.base_model)
     except ConfigError as error:
-        return [failed("base_model", str(error), remedy="fetch the model again"), *checks]
+        others = [check for check in model if check.name != "weights"]  # they say the same
+        return [failed("base_model", str(error), remedy="fetch the model again"), *checks, *others]
+    checks += model
     needed = needs(plan, facts)
     return [
         *checks,
@@ -133,28 +136,14 @@ def training_checks(plan: TrainingPlan) -> list[Check]:
     ]
 
 
-def family_checks(folder: Path) -> list[Check]:
-    """Whether the trainer covers the model, by its ``config.json``; nothing where no trainer is installed."""
-    if importlib.util.find_spec("art_trainer") is None:
-        return []
-    from art_trainer import TrainerError
-    from art_trainer.models import describe_model, read_config
-
-    try:
-        describe_model(read_config(str(folder)))
-    except TrainerError as error:
-        return [failed("model family", str(error), remedy="choose a model of a family that is covered")]
-    return [passed("model family", "covered")]
-
-
 def memory_check(plan: TrainingPlan, facts: ModelFacts, needed: Needs) -> Check:
     """Memory for server and trainer; the activations of a full row decide between a warning and none."""
     remedies = [] if plan.dtype == "bfloat16" else ["dtype='bfloat16' for the server"]
     remedy = ", or ".join(["end other programs", *remedies, "a smaller model"])
     text = (
-        f"about {size(needed.memory)} for {facts.parameters / 1e6:.1f} M parameters (server "
-        f"{size(needed.server)}, trainer {size(needed.trainer)}, other processes {size(needed.others)}, "
-        f"shared memory {size(needed.shared_memory)})"
+        f"about {memory_size(needed.memory)} for {facts.parameters / 1e6:.1f} M parameters (server "
+        f"{memory_size(needed.server)}, trainer {memory_size(needed.trainer)}, other processes "
+        f"{memory_size(needed.others)}, shared memory {memory_size(needed.shared_memory)})"
     )
     found = f"{available_text(machine.memory())}"
     return rated_memory(
@@ -163,7 +152,7 @@ def memory_check(plan: TrainingPlan, facts: ModelFacts, needed: Needs) -> Check:
         text,
         remedy,
         comfortable=needed.memory + needed.activations,
-        why=f"about {size(needed.memory + needed.activations)} when a batch fills a row of "
+        why=f"about {memory_size(needed.memory + needed.activations)} when a batch fills a row of "
         f"{plan.packed_sequence_length} tokens",
     )
 
@@ -181,7 +170,7 @@ def rated_memory(needed: int, found: str, text: str, remedy: str, *, comfortable
 def available_text(memory: machine.Memory) -> str:
     """``21.3 GiB available of 23.5 GiB``, and whether something else than the machine bounds it."""
     bound = "" if memory.bound_by == "machine" else ", by the limit of this container or control group"
-    return f"{size(memory.available)} available of {size(memory.limit)}{bound}"
+    return f"{memory_size(memory.available)} available of {memory_size(memory.limit)}{bound}"
 
 
 def generation_check(folder: Path, generation_bytes: int) -> Check:
@@ -194,10 +183,12 @@ def generation_check(folder: Path, generation_bytes: int) -> Check:
         return warned(
             "disk of the run",
             check.found,
-            f"{size(generation_bytes)} for the generation of each step",
+            f"{disk_size(generation_bytes)} for the generation of each step",
             remedy,
         )
-    return msgspec.structs.replace(check, needed=f"{size(generation_bytes)} for the generation of each step")
+    return msgspec.structs.replace(
+        check, needed=f"{disk_size(generation_bytes)} for the generation of each step"
+    )
 
 
 def folder_checks(plan: TrainingPlan) -> list[Check]:
@@ -237,7 +228,7 @@ def _length_checks(plan: TrainingPlan, facts: ModelFacts) -> Iterable[Check]:
     if length > room:
         yield failed(
             "KV cache",
-            f"{size(plan.kv_cache_bytes or KV_CACHE_BYTES)} hold {room} tokens of this model",
+            f"{memory_size(plan.kv_cache_bytes or KV_CACHE_BYTES)} hold {room} tokens of this model",
             f"{length} for one prompt and its answer (packed_sequence_length)",
             f"call art.init_megatron_runtime_config(packed_sequence_length={room}) or less, or give the "
             "model service more kv_cache_bytes",

