@@ -107,7 +107,9 @@ async def main(launch: ArtLaunchContext) -> None:
         run_dir=Path(os.environ["ART_TEST_RUN"]), resume=os.environ.get("ART_TEST_RESUME") == "1"
     )
     base_model = Path(os.environ["ART_TEST_MODEL"])
-    with RunReport("tiny", settings.run_dir, settings, resume=settings.resume, display=killer) as report:
+    async with RunReport(
+        "tiny", settings.run_dir, settings, resume=settings.resume, display=killer
+    ) as report:
         report.model(base_model)
         art.init_megatron_runtime_config(topology=art.MegatronTopologyConfig(), packed_sequence_length=512)
         runtime = await ArtRuntime.start(

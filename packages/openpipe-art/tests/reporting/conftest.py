@@ -1,8 +1,9 @@
 """What tests of a run's report share."""
 
+import contextlib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -115,13 +116,22 @@ def make_report(
             "name",
             arguments.pop("folder", tmp_path / "run"),
             arguments.pop("settings", settings),
-            display=PlainDisplay(stream),
+            display=arguments.pop("display", PlainDisplay(stream)),
             **arguments,
         )
         report.watch(executor)
         return report
 
     return make
+
+
+@pytest.fixture
+async def open_report(
+    make_report: Callable[..., RunReport],
+) -> AsyncIterator[Callable[..., Awaitable[RunReport]]]:
+    """Enters a report, which is left when the test ends."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield lambda **arguments: stack.enter_async_context(make_report(**arguments))
 
 
 @pytest.fixture

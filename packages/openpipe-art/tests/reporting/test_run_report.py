@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -35,8 +35,8 @@ async def run_steps(report: RunReport, make_group, *rewards: tuple[float, ...], 
             break
 
 
-async def test_a_step_is_one_line_with_what_a_user_wants_to_know(make_report, make_group, stream) -> None:
-    report = make_report(summary=lambda groups: f"{sum(map(len, groups))} answers")
+async def test_a_step_is_one_line_with_what_a_user_wants_to_know(open_report, make_group, stream) -> None:
+    report = await open_report(summary=lambda groups: f"{sum(map(len, groups))} answers")
     await run_steps(report, make_group, (1.0, 0.5, 0.0, 1.0))
     header, line = stream.getvalue().splitlines()
     assert header.split()[:3] == ["step", "reward", "tokens/s"]
@@ -45,19 +45,19 @@ async def test_a_step_is_one_line_with_what_a_user_wants_to_know(make_report, ma
     assert words[-8:] == ["v0", "->", "v1", "1.5e-06,", "p99", "8.0e-06", "4", "answers"]
 
 
-async def test_a_step_without_an_update_says_why(make_report, make_group, stream) -> None:
-    await run_steps(make_report(), make_group, (0.5, 0.5))
+async def test_a_step_without_an_update_says_why(open_report, make_group, stream) -> None:
+    await run_steps(await open_report(), make_group, (0.5, 0.5))
     assert stream.getvalue().endswith("v0  no step: equal rewards\n")
 
 
-async def test_without_summaries_there_is_no_column_for_them(make_report, make_group, stream) -> None:
-    await run_steps(make_report(), make_group, (1.0, 0.5))
+async def test_without_summaries_there_is_no_column_for_them(open_report, make_group, stream) -> None:
+    await run_steps(await open_report(), make_group, (1.0, 0.5))
     assert stream.getvalue().splitlines()[0].endswith("log-prob difference")
 
 
-async def test_a_run_that_stands_still_is_told_once_what_can_help(make_report, make_group, stream) -> None:
+async def test_a_run_that_stands_still_is_told_once_what_can_help(open_report, make_group, stream) -> None:
     flat = (0.3, 0.3)
-    await run_steps(make_report(), make_group, (1.0, 0.3), flat, flat, (0.4, 0.3), *[flat] * 5)
+    await run_steps(await open_report(), make_group, (1.0, 0.3), flat, flat, (0.4, 0.3), *[flat] * 5)
     lines = stream.getvalue().splitlines()
     (at,) = (index for index, line in enumerate(lines) if line.startswith("nothing was learned"))
     assert lines[at - 1].split()[0] == "7", "the third step in a row"
@@ -65,14 +65,14 @@ async def test_a_run_that_stands_still_is_told_once_what_can_help(make_report, m
     assert "a higher temperature" in lines[at]
 
 
-async def test_a_converged_run_is_not_told_that_it_stands_still(make_report, make_group, stream) -> None:
+async def test_a_converged_run_is_not_told_that_it_stands_still(open_report, make_group, stream) -> None:
     done = (1.0, 1.0)
-    await run_steps(make_report(), make_group, (1.0, 0.0), (1.0, 0.5), *[done] * 5)
+    await run_steps(await open_report(), make_group, (1.0, 0.0), (1.0, 0.5), *[done] * 5)
     assert "nothing was learned" not in stream.getvalue()
 
 
-async def test_metrics_and_trajectories_of_each_step_are_kept(make_report, make_group, read_json) -> None:
-    report = make_report()
+async def test_metrics_and_trajectories_of_each_step_are_kept(open_report, make_group, read_json) -> None:
+    report = await open_report()
     await run_steps(report, make_group, (0.5, 1.0), (0.75, 0.0, 0.0), (0.5, 0.5))
     first, second, third = read_json(report.folder / "metrics.jsonl")
     assert [line["policy_version"] for line in (first, second, third)] == [1, 2, 2]
@@ -88,8 +88,8 @@ async def test_metrics_and_trajectories_of_each_step_are_kept(make_report, make_
     assert [item["advantage"] for item in equal] == [None, None]
 
 
-async def test_trajectories_are_on_disk_before_the_step_is_trained(make_report, make_group) -> None:
-    report = make_report()
+async def test_trajectories_are_on_disk_before_the_step_is_trained(open_report, make_group) -> None:
+    report = await open_report()
     steps = report.steps(1)
     next(steps)
     await report.sampled([make_group(0.5, 1.0)])
@@ -98,9 +98,9 @@ async def test_trajectories_are_on_disk_before_the_step_is_trained(make_report, 
 
 
 async def test_the_tokens_of_some_rollouts_are_kept(
-    make_report, make_group, read_json, tokenizer_folder: Path
+    open_report, make_group, read_json, tokenizer_folder: Path
 ) -> None:
-    report = make_report(token_samples=2)
+    report = await open_report(token_samples=2)
     report.model(tokenizer_folder)
     await run_steps(report, make_group, (0.5, 0.0, 1.0, 0.7))
     kept = read_json(report.folder / "trajectories" / "step-0001.jsonl")
@@ -116,8 +116,8 @@ async def test_the_tokens_of_some_rollouts_are_kept(
     }
 
 
-async def test_the_recent_reward_is_the_mean_of_the_last_five_steps(make_report, make_group) -> None:
-    report = make_report()
+async def test_the_recent_reward_is_the_mean_of_the_last_five_steps(open_report, make_group) -> None:
+    report = await open_report()
     rewards = [(0.0, 0.0), (0.0, 0.0), (0.5, 0.5), (0.5, 0.5), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)]
     seen = []
     for step in report.steps(7):
@@ -127,8 +127,8 @@ async def test_the_recent_reward_is_the_mean_of_the_last_five_steps(make_report,
     assert seen == pytest.approx([0, 0, 0, 0, 0.4, 0.6, 0.8])
 
 
-async def test_steps_end_when_the_reward_is_enough(make_report, make_group) -> None:
-    report = make_report()
+async def test_steps_end_when_the_reward_is_enough(open_report, make_group) -> None:
+    report = await open_report()
     taken = []
     for step in report.steps(20, enough=0.9):
         await report.sampled([make_group(1.0, 1.0)])
@@ -137,8 +137,8 @@ async def test_steps_end_when_the_reward_is_enough(make_report, make_group) -> N
     assert taken == [1, 2, 3, 4, 5]
 
 
-async def test_calls_out_of_order_are_refused(make_report, make_group) -> None:
-    report = make_report()
+async def test_calls_out_of_order_are_refused(open_report, make_group) -> None:
+    report = await open_report()
     with pytest.raises(ReportError, match="no step was begun"):
         report.trained(art.TrainResult(1))
     steps = report.steps(2)
@@ -149,8 +149,8 @@ async def test_calls_out_of_order_are_refused(make_report, make_group) -> None:
         next(steps)
 
 
-async def test_a_version_that_does_not_follow_is_refused(make_report, make_group) -> None:
-    report = make_report()
+async def test_a_version_that_does_not_follow_is_refused(open_report, make_group) -> None:
+    report = await open_report()
     next(report.steps(1))
     await report.sampled([make_group(0.0, 1.0)])
     with pytest.raises(ReportError, match="led to policy v5; the run was at v0"):
@@ -158,7 +158,7 @@ async def test_a_version_that_does_not_follow_is_refused(make_report, make_group
 
 
 async def break_in(report: RunReport, make_group, error: BaseException) -> None:
-    with report:
+    async with report:
         await run_steps(report, make_group, (0.75, 0.5))
         raise error
 
@@ -168,7 +168,7 @@ async def test_the_folder_is_named_last_also_after_an_error(make_report, make_gr
     with pytest.raises(RuntimeError, match="broken"):
         await break_in(report, make_group, RuntimeError("broken"))
     *_, end, page, folder = stream.getvalue().splitlines()
-    assert end.startswith("stopped after 1 step and 0 s, mean reward 0.625 over the last 1")
+    assert end.startswith("failed after 1 step and 0 s, mean reward 0.625 over the last 1")
     assert page == f"report: {report.folder / 'report.html'}"
     assert folder == f"run folder: {report.folder}"
     assert not read_run(report.folder).finished
@@ -176,26 +176,42 @@ async def test_the_folder_is_named_last_also_after_an_error(make_report, make_gr
 
 async def test_a_stopped_run_says_how_to_go_on(make_report, make_group, stream, tmp_path: Path) -> None:
     folder = tmp_path / "with space"
-    with interrupted(make_report(folder=folder, resume_command="my resume")) as report:
+    async with interrupted(make_report(folder=folder, resume_command="my resume")) as report:
         await run_steps(report, make_group, (0.5, 1.0))
+        add_generation(report.folder, 1)
     assert f"\ngo on with: my resume '{folder}'\nrun folder: {folder}\n" in stream.getvalue()
-    with make_report(folder=tmp_path / "other", resume_command="my resume"):
+    assert "\nstopped after 1 step and 0 s, mean reward 0.750" in stream.getvalue()
+
+
+async def test_to_go_on_is_offered_only_where_there_is_something_to_go_on_from(
+    make_report, make_group, stream, tmp_path: Path
+) -> None:
+    async with make_report(folder=tmp_path / "finished", resume_command="my resume") as report:
+        await run_steps(report, make_group, (0.5, 0.5))
+    async with interrupted(make_report(folder=tmp_path / "no step", resume_command="my resume")):
         pass
-    assert stream.getvalue().count("go on with") == 1
+    async with interrupted(make_report(folder=tmp_path / "no policy", resume_command="my resume")) as report:
+        await run_steps(report, make_group, (0.5, 1.0))  # its generation was not committed
+    assert "go on with" not in stream.getvalue()
+    async with interrupted(make_report(folder=tmp_path / "base", resume_command="my resume")) as report:
+        await run_steps(report, make_group, (0.5, 0.5))  # its policy is the base model's still
+    assert "go on with" in stream.getvalue()
+    async with make_report(folder=tmp_path / "base", resume=True) as report:
+        assert report.steps_done == 1
 
 
-def test_a_run_without_a_step_leaves_no_page(make_report, stream: io.StringIO) -> None:
-    with make_report() as report:
+async def test_a_run_without_a_step_leaves_no_page(make_report, stream: io.StringIO) -> None:
+    async with make_report() as report:
         pass
     assert not (report.folder / "report.html").exists()
     assert stream.getvalue() == f"ended after 0 steps and 0 s\nrun folder: {report.folder}\n"
     assert read_run(report.folder).finished
 
 
-def test_phases_are_lines_and_progress_is_shown_where_something_is_fetched(
-    make_report, stream: io.StringIO, read_json
+async def test_phases_are_lines_and_progress_is_shown_where_something_is_fetched(
+    open_report, stream: io.StringIO, read_json
 ) -> None:
-    report = make_report()
+    report = await open_report()
     with report.phase("model", fetches=True) as phase:
         report.progress("12 MB fetched")
         phase.detail = "kept in ~/.cache/art"
@@ -212,8 +228,8 @@ def test_phases_are_lines_and_progress_is_shown_where_something_is_fetched(
     assert [line["name"] for line in read_json(report.folder / "phases.jsonl")] == ["model", "vLLM"]
 
 
-def test_a_phase_that_fails_is_not_called_ready(make_report, stream: io.StringIO) -> None:
-    report = make_report()
+async def test_a_phase_that_fails_is_not_called_ready(open_report, stream: io.StringIO) -> None:
+    report = await open_report()
     with pytest.raises(OSError, match="full"), report.phase("vLLM"):
         raise OSError("full")
     assert "ready" not in stream.getvalue()
@@ -226,9 +242,9 @@ async def answer(reward: float) -> art.Trajectory:
 
 
 async def test_an_evaluation_is_kept_and_not_repeated_for_the_same_policy(
-    make_report, stream: io.StringIO, read_json
+    open_report, stream: io.StringIO, read_json
 ) -> None:
-    report = make_report()
+    report = await open_report()
     assert await report.evaluate("held-out", (answer(reward) for reward in (0.0, 0.5))) == 0.25
 
     def fail():
@@ -244,8 +260,8 @@ async def test_an_evaluation_is_kept_and_not_repeated_for_the_same_policy(
     assert "held-out: reward 0.250 over 2 answers of policy v0" in stream.getvalue()
 
 
-async def test_an_evaluation_that_fails_leaves_nothing(make_report) -> None:
-    report = make_report()
+async def test_an_evaluation_that_fails_leaves_nothing(open_report) -> None:
+    report = await open_report()
     cancelled = asyncio.Event()
 
     async def waits() -> art.Trajectory:
@@ -265,8 +281,8 @@ async def test_an_evaluation_that_fails_leaves_nothing(make_report) -> None:
     assert not (report.folder / "evaluations.jsonl").exists()
 
 
-async def test_an_evaluation_s_file_has_no_spaces_in_its_name_and_is_its_own(make_report) -> None:
-    report = make_report()
+async def test_an_evaluation_s_file_has_no_spaces_in_its_name_and_is_its_own(open_report) -> None:
+    report = await open_report()
     await report.evaluate("held-out questions", [answer(0.5)])
     assert [path.name for path in (report.folder / "trajectories").iterdir()] == [
         "held-out-questions-0000.jsonl"
@@ -280,13 +296,14 @@ async def test_an_evaluation_s_file_has_no_spaces_in_its_name_and_is_its_own(mak
 
 
 @pytest.mark.parametrize("name", ["../x", "", "step", "step-1", "step 1", "a/b", ".hidden"])
-async def test_an_evaluation_s_name_must_do_for_a_file(make_report, name: str) -> None:
+async def test_an_evaluation_s_name_must_do_for_a_file(open_report, name: str) -> None:
+    report = await open_report()
     with pytest.raises(ConfigError, match="name"):
-        await make_report().evaluate(name, (answer(0.0) for _ in range(1)))
+        await report.evaluate(name, (answer(0.0) for _ in range(1)))
 
 
-def test_the_description_says_what_the_run_is(make_report, tokenizer_folder: Path) -> None:
-    report = make_report()
+async def test_the_description_says_what_the_run_is(open_report, tokenizer_folder: Path) -> None:
+    report = await open_report()
     report.model(tokenizer_folder, "Tiny")
     description = read_run(report.folder)
     assert isinstance(description, RunDescription)
@@ -297,19 +314,19 @@ def test_the_description_says_what_the_run_is(make_report, tokenizer_folder: Pat
     assert description.art_version == art.__version__
 
 
-@contextlib.contextmanager
-def interrupted(report: RunReport) -> Iterator[RunReport]:
+@contextlib.asynccontextmanager
+async def interrupted(report: RunReport) -> AsyncIterator[RunReport]:
     """Lets the run end with an interrupt instead of finishing."""
-    with contextlib.suppress(KeyboardInterrupt), report:
-        yield report
-        raise KeyboardInterrupt
+    with contextlib.suppress(KeyboardInterrupt):
+        async with report:
+            yield report
+            raise KeyboardInterrupt
 
 
 async def stopped_run(make_report, make_group, tokenizer_folder: Path) -> Path:
     """A run that was interrupted after three steps, all of whose policies are durable."""
-    report = make_report()
-    report.model(tokenizer_folder)
-    with interrupted(report):
+    async with interrupted(make_report()) as report:
+        report.model(tokenizer_folder)
         await report.evaluate("held-out", [answer(0.0)])
         await run_steps(report, make_group, (0.5, 1.0), (0.5, 0.5), (0.25, 0.75))
     add_generation(report.folder, 1)
@@ -329,7 +346,7 @@ async def test_a_stopped_run_goes_on_after_its_last_step(
     folder = await stopped_run(make_report, make_group, tokenizer_folder)
     before = [line["elapsed_s"] for line in read_json(folder / "metrics.jsonl")]
     stream.truncate(0)
-    with make_report(resume=True) as report:
+    async with make_report(resume=True) as report:
         assert (report.steps_done, report.policy_version) == (3, 2)
         report.model(tokenizer_folder)
         taken = []
@@ -345,11 +362,11 @@ async def test_a_stopped_run_goes_on_after_its_last_step(
 
 
 async def test_steps_whose_policy_was_not_durable_are_rolled_back(
-    make_report, make_group, read_json, stream: io.StringIO, tokenizer_folder: Path
+    make_report, open_report, make_group, read_json, stream: io.StringIO, tokenizer_folder: Path
 ) -> None:
     folder = await stopped_run(make_report, make_group, tokenizer_folder)
     (folder / "generations" / f"step-00000002-{2:032x}").rmdir()
-    report = make_report(resume=True)
+    report = await open_report(resume=True)
     assert (report.steps_done, report.policy_version) == (2, 1)
     assert "step 3 rolled back: the newest durable policy is v1\n" in stream.getvalue()
     assert len(read_json(folder / "metrics.jsonl")) == 2
@@ -361,13 +378,13 @@ async def test_steps_whose_policy_was_not_durable_are_rolled_back(
 
 
 async def test_a_lost_line_is_written_again(
-    make_report, make_group, read_json, stream: io.StringIO, tokenizer_folder: Path
+    make_report, open_report, make_group, read_json, stream: io.StringIO, tokenizer_folder: Path
 ) -> None:
     folder = await stopped_run(make_report, make_group, tokenizer_folder)
     metrics = folder / "metrics.jsonl"
     whole = metrics.read_bytes().splitlines(keepends=True)
     metrics.write_bytes(b"".join(whole[:2]) + whole[2][:20])  # killed while it was written
-    report = make_report(resume=True)
+    report = await open_report(resume=True)
     assert (report.steps_done, report.policy_version) == (3, 2)
     third = read_json(metrics)[2]
     assert (third["step"], third["policy_version"], third["reward"], third["restored"]) == (3, 2, 0.5, 1)
@@ -378,36 +395,40 @@ async def test_an_evaluation_of_a_policy_that_is_gone_is_dropped(
     make_report, make_group, read_json, tokenizer_folder: Path
 ) -> None:
     folder = await stopped_run(make_report, make_group, tokenizer_folder)
-    with interrupted(make_report(resume=True)) as report:
+    async with interrupted(make_report(resume=True)) as report:
         await report.evaluate("held-out", [answer(1.0)])
     assert [line["policy_version"] for line in read_json(folder / "evaluations.jsonl")] == [0, 2]
     (folder / "generations" / f"step-00000002-{2:032x}").rmdir()
-    make_report(resume=True)
-    assert [line["policy_version"] for line in read_json(folder / "evaluations.jsonl")] == [0]
+    async with interrupted(make_report(resume=True)):
+        assert [line["policy_version"] for line in read_json(folder / "evaluations.jsonl")] == [0]
     assert not (folder / "trajectories" / "held-out-0002.jsonl").exists()
 
 
-async def test_what_contradicts_the_run_is_refused(make_report, make_group, tokenizer_folder: Path) -> None:
+async def test_what_contradicts_the_run_is_refused(
+    make_report, open_report, make_group, tokenizer_folder: Path
+) -> None:
     await stopped_run(make_report, make_group, tokenizer_folder)
     with pytest.raises(ConfigError, match=r"rate is 0\.25 now and 0\.5 in the run"):
-        make_report(resume=True, settings=OtherSettings())
-    report = make_report(resume=True)
+        await open_report(resume=True, settings=OtherSettings())
+    report = await open_report(resume=True)
     with (tokenizer_folder / "model.safetensors").open("r+b") as file:
         file.write(b"W")
     with pytest.raises(ConfigError, match="is another or was changed"):
         report.model(tokenizer_folder)
 
 
-async def test_a_finished_run_is_not_resumed(make_report, make_group) -> None:
-    report = make_report()
-    with report:
+async def test_a_finished_run_is_not_resumed(make_report, open_report, make_group) -> None:
+    async with make_report() as report:
         await run_steps(report, make_group, (0.5, 1.0))
-    with pytest.raises(RunFinishedError, match="is finished after 1 steps; there is nothing to resume"):
-        make_report(resume=True)
+    with pytest.raises(
+        RunFinishedError,
+        match="is finished after 1 step; there is nothing to resume. To go on with it, let it take more than 3 ",
+    ):
+        await open_report(resume=True)
 
 
 @pytest.mark.parametrize("content", [None, {"other.txt": "x"}, {"run.json": "{}"}])
-def test_a_folder_that_is_no_run_is_not_resumed(make_report, tmp_path: Path, content) -> None:
+async def test_a_folder_that_is_no_run_is_not_resumed(open_report, tmp_path: Path, content) -> None:
     folder = tmp_path / "folder"
     if content is not None:
         folder.mkdir()
@@ -415,5 +436,5 @@ def test_a_folder_that_is_no_run_is_not_resumed(make_report, tmp_path: Path, con
             (folder / name).write_text(text)
     before = sorted(folder.rglob("*"))
     with pytest.raises(ConfigError, match="is no run's folder"):
-        make_report(folder=folder, resume=True)
+        await open_report(folder=folder, resume=True)
     assert sorted(folder.rglob("*")) == before

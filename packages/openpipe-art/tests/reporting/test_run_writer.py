@@ -1,5 +1,6 @@
 """Who may write into a run's folder."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -71,11 +72,11 @@ def test_what_a_process_left_that_was_killed_while_it_made_the_folder_is_used_ag
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "run.json", "trajectories"]
 
 
-def test_unfinished_files_of_a_killed_process_go_when_it_is_resumed(folder: Path) -> None:
+async def test_unfinished_files_of_a_killed_process_go_when_it_is_resumed(folder: Path) -> None:
     RunWriter.fresh(folder, DESCRIPTION).close()
     for name in (".run.json.part", ".metrics.jsonl.part", "trajectories/.step-0001.jsonl.part"):
         (folder / name).write_text("{")
-    RunWriter.resumed(folder, {"steps": 4}).close()
+    (await RunWriter.resumed(folder, {"steps": 4})).close()
     assert list(folder.rglob("*.part")) == []
 
 
@@ -101,7 +102,7 @@ def test_a_folder_with_files_of_the_user_s_beside_a_run_is_kept(folder: Path) ->
 
 
 @pytest.mark.parametrize("how", ["fresh", "resumed"])
-def test_one_process_has_the_folder_until_it_is_killed(folder: Path, how: str) -> None:
+async def test_one_process_has_the_folder_until_it_is_killed(folder: Path, how: str) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
         "from art.reporting.run_folder import RunDescription\n"
@@ -115,22 +116,22 @@ def test_one_process_has_the_folder_until_it_is_killed(folder: Path, how: str) -
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
 
-        def take() -> RunWriter:
+        async def take() -> RunWriter:
             if how == "fresh":
                 return RunWriter.fresh(folder, DESCRIPTION)
-            return RunWriter.resumed(folder, {"steps": 4})
+            return await RunWriter.resumed(folder, {"steps": 4})
 
         with pytest.raises(ConfigError, match=f"in use by process {holder.pid}"):
-            take()
+            await take()
         holder.send_signal(signal.SIGKILL)
         holder.wait(10)
-        take().close()
+        (await take()).close()
     finally:
         holder.kill()
         holder.wait(10)
 
 
-def test_a_resumption_waits_for_what_still_writes_generations(folder: Path) -> None:
+async def test_a_resumption_waits_for_what_still_writes_generations(folder: Path) -> None:
     RunWriter.fresh(folder, DESCRIPTION).close()
     (folder / "generations").mkdir()
     code = (
@@ -141,30 +142,41 @@ def test_a_resumption_waits_for_what_still_writes_generations(folder: Path) -> N
     holder = subprocess.Popen([sys.executable, "-c", code, lock], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    begun = time.monotonic()
-    RunWriter.resumed(folder, {"steps": 4}).close()
+    begun, turns, waits = time.monotonic(), 0, []
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.01)
+            turns += 1
+
+    other = asyncio.create_task(count_turns())
+    (await RunWriter.resumed(folder, {"steps": 4}, lambda: waits.append("told"))).close()
+    other.cancel()
     assert time.monotonic() - begun > 0.5
+    assert turns > 20, "everything else on the loop goes on meanwhile"
+    assert waits == ["told"]
     assert holder.wait(10) == 0
 
 
-def test_unfinished_lines_are_cut_before_anything_is_appended(folder: Path) -> None:
+async def test_unfinished_lines_are_cut_before_anything_is_appended(folder: Path) -> None:
     writer = RunWriter.fresh(folder, DESCRIPTION)
     writer.add_phase(PhaseLine(name="start", duration_s=1.0))
     writer.close()
     with (folder / "phases.jsonl").open("ab") as file:
         file.write(b'{"name":"roll')
-    resumed = RunWriter.resumed(folder, {"steps": 4})
+    resumed = await RunWriter.resumed(folder, {"steps": 4})
     resumed.add_phase(PhaseLine(name="start", duration_s=2.0))
     assert [line.count(b"}") for line in (folder / "phases.jsonl").read_bytes().splitlines()] == [1, 1]
     resumed.close()
 
 
-def test_the_lock_is_given_back_when_a_resumption_is_refused(folder: Path) -> None:
+async def test_the_lock_is_given_back_when_a_resumption_is_refused(folder: Path) -> None:
     RunWriter.fresh(folder, DESCRIPTION).close()
     for _ in range(2):
-        with pytest.raises(ConfigError, match="steps is 5 now and 4 in the run"):
-            RunWriter.resumed(folder, {"steps": 5})
-    RunWriter.resumed(folder, {"steps": 4}).close()
+        with pytest.raises(ConfigError, match="seed is 1 now and None in the run"):
+            await RunWriter.resumed(folder, {"steps": 4, "seed": 1})
+    (await RunWriter.resumed(folder, {"steps": 4})).close()
 
 
 def test_a_model_is_known_by_its_files(tokenizer_folder: Path) -> None:
@@ -180,12 +192,12 @@ def test_a_model_is_known_by_its_files(tokenizer_folder: Path) -> None:
         model_digest(tokenizer_folder)
 
 
-def test_the_description_survives_a_resumption(folder: Path, tokenizer_folder: Path) -> None:
+async def test_the_description_survives_a_resumption(folder: Path, tokenizer_folder: Path) -> None:
     writer = RunWriter.fresh(folder, DESCRIPTION)
     writer.set_model(tokenizer_folder, "Tiny")
     writer.close()
-    resumed = RunWriter.resumed(folder, {"steps": 4})
-    resumed.set_finished()
+    resumed = await RunWriter.resumed(folder, {"steps": 4})
+    resumed.set_end(None)
     resumed.close()
     description = read_run(folder)
     assert (description.started_unix_s, description.model, description.finished) == (1.0, "Tiny", True)

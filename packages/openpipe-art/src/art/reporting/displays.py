@@ -1,4 +1,8 @@
-"""What a run shows while it lasts: plain lines, a live display on a terminal, or lines of JSON."""
+"""What a run shows while it lasts: plain lines, a live display on a terminal, or lines of JSON.
+
+Displays raise one error, :class:`art.reporting.DisplayError`, when what they write to fails, and from then on
+with every event.
+"""
 
 import os
 import sys
@@ -22,7 +26,9 @@ from art.reporting.events import (
     StepEnded,
     StepSampled,
     StepStarted,
+    Stopping,
 )
+from art.reporting.output import Output
 
 type Counts = Callable[[], tuple[int, int]]
 """How many rollouts were started and how many of them are done, since there is somebody who counts."""
@@ -32,7 +38,11 @@ class Display(Protocol):
     """Shows events in the order in which they come; all calls come from one thread."""
 
     def show(self, event: Event) -> None:
-        """Shows one."""
+        """Shows one.
+
+        Raises:
+            DisplayError: it cannot be written.
+        """
         ...
 
     def watch(self, counts: Counts) -> None:
@@ -40,7 +50,7 @@ class Display(Protocol):
         ...
 
     def close(self) -> None:
-        """Leaves the terminal as it was; a second call does nothing."""
+        """Leaves the terminal as it was and raises nothing; a second call does nothing."""
         ...
 
 
@@ -64,7 +74,7 @@ class PlainDisplay:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stdout
+        self._output = Output(stream or sys.stdout)
         self._fetches = False
         self._header = ""
         self._summarized = False
@@ -89,6 +99,8 @@ class PlainDisplay:
                 self._line(row(event, None))
             case EvaluationStarted():
                 self._line(f"{event.name} ...")
+            case Stopping():
+                self._line("stopping ...")
             case _:
                 for line in event_lines(event):
                     self._line(line)
@@ -100,19 +112,19 @@ class PlainDisplay:
         """Nothing is held."""
 
     def _line(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        self._output.line(text)
 
 
 class JsonDisplay:
     """One JSON object per line for each event; see :mod:`art.reporting.events`."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stdout
+        self._output = Output(stream or sys.stdout)
         self._encoder = msgspec.json.Encoder(enc_hook=str)
 
     def show(self, event: Event) -> None:
         """Writes it."""
-        print(self._encoder.encode(event).decode(), file=self._stream, flush=True)
+        self._output.line(self._encoder.encode(event).decode())
 
     def watch(self, counts: Counts) -> None:
         """Counts are not shown."""
@@ -123,6 +135,8 @@ class JsonDisplay:
 
 def phase_line(event: PhaseEnded) -> str:
     """How a phase ended."""
+    if event.stopped:
+        return f"{event.name}: stopped after {event.duration_s:.1f} s"
     if not event.ok:
         return f"{event.name}: failed after {event.duration_s:.1f} s"
     detail = f" ({event.detail})" if event.detail else ""
@@ -132,7 +146,7 @@ def phase_line(event: PhaseEnded) -> str:
 def event_lines(event: Event) -> list[str]:
     """The lines of what is shown alike everywhere."""
     match event:
-        case RunStarted(steps_done=0) | StepStarted() | StepSampled() | EvaluationStarted():
+        case RunStarted(steps_done=0) | StepStarted() | StepSampled() | EvaluationStarted() | Stopping():
             return []
         case RunStarted():
             return [
@@ -154,12 +168,13 @@ def event_lines(event: Event) -> list[str]:
 
 
 def _end_lines(event: RunEnded) -> list[str]:
-    how = "ended" if event.reason == "finished" else "stopped"
+    how = {"finished": "ended", "interrupted": "stopped"}.get(event.reason, event.reason)
+    where = f" in {event.doing}," if event.doing else ""
     steps = "1 step" if event.steps == 1 else f"{event.steps} steps"
     reward = (
         f", mean reward {event.reward:.3f} over the last {event.rewards}" if event.reward is not None else ""
     )
-    lines = [f"{how} after {steps} and {event.duration_s:.0f} s{reward}"]
+    lines = [f"{how}{where} after {steps} and {event.duration_s:.0f} s{reward}"]
     if event.report is not None:
         lines.append(f"report: {event.report}")
     if event.resume is not None:

@@ -19,12 +19,14 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", t
         steps_done: that a resumed run goes on from; 0 in a new one.
         policy_version: that it goes on from.
         rewards: of the steps that are done.
+        elapsed_s: that these steps took, with all else up to then.
     """
 
     name: str
     run_folder: str
     settings: dict[str, object]
     steps_done: int = 0
+    elapsed_s: float = 0.0
     policy_version: int = 0
     rewards: tuple[float, ...] = ()
 
@@ -37,12 +39,13 @@ class PhaseStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="event",
 
 
 class PhaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="phase"):
-    """It is done, ``detail`` says with what, or it failed (``ok`` is false)."""
+    """It is done, ``detail`` says with what; or it failed (``ok`` is false), or ``stopped`` with the run."""
 
     name: str
     duration_s: float
     detail: str = ""
     ok: bool = True
+    stopped: bool = False
 
 
 class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
@@ -100,21 +103,28 @@ class EvaluationEnded(msgspec.Struct, frozen=True, tag_field="event", tag="evalu
     line: EvaluationLine
 
 
+class Stopping(msgspec.Struct, frozen=True, tag_field="event", tag="stopping"):
+    """The run was told to stop, by Ctrl-C for example; its parts are ended now, which may take seconds."""
+
+
 class RunEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
     """The run ended, however it did.
 
     Args:
         reason: ``finished``, ``interrupted`` (a signal) or ``failed``.
+        doing: what was at work when it was stopped, for example ``step 5, training``; may be empty.
         steps: that were finished.
         duration_s: of the run, the time before a resumption included.
         reward: mean of the last :data:`art.reporting.WINDOW` steps; None without a step.
         rewards: how many steps that is the mean of.
         run_folder: absolute.
         report: the page that was written, absolute; None without a step.
-        resume: the command that goes on with a run that was stopped, if the program has one.
+        resume: the command that goes on with a run that was stopped, if the program has one and a step is on
+            disk to go on from.
     """
 
     reason: str
+    doing: str = ""
     steps: int
     duration_s: float
     reward: float | None
@@ -142,6 +152,7 @@ type Event = (
     | StepEnded
     | EvaluationStarted
     | EvaluationEnded
+    | Stopping
     | RunEnded
     | ErrorRaised
 )

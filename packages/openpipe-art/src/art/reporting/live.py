@@ -1,13 +1,18 @@
 """The live display of a run on a terminal: a few lines that change, below the lines that stay.
 
-What always holds: a finished step, phase or evaluation is a line that stays; what changes is never wider than
-:data:`WIDTH` characters, so it stays whole when the terminal is made narrower; the cursor is never hidden, so
-no way to end the process can leave it so.
+What always holds: a finished step, phase or evaluation is a line that stays. What changes is never wider than
+:data:`WIDTH` characters, so it stays whole when the terminal is made narrower, has an empty line below it,
+where the terminal writes ``^C``, and is gone as soon as the run is told to stop. The cursor is never hidden,
+so no way to end the process can leave it so. Words are not broken; paths and commands are left to the
+terminal to wrap, so that they can be copied.
 """
 
+import re
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -28,7 +33,9 @@ from art.reporting.events import (
     StepEnded,
     StepSampled,
     StepStarted,
+    Stopping,
 )
+from art.reporting.output import Output
 
 WIDTH = 59
 _REFRESH_HZ = 8
@@ -36,6 +43,7 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_SPINNER = "|/-\\"
 _ASCII_BARS = "_.-=+*#@"
+_CLOCK = re.compile(r"^[0-9]+(?:\.[0-9]+)? s[:,] +")
 
 
 class LiveDisplay:
@@ -54,7 +62,8 @@ class LiveDisplay:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console or Console(file=stream, highlight=False)
+        self._output = Output(stream or sys.stdout) if console is None else None
+        self._console = console or Console(file=cast("TextIO", self._output), highlight=False)
         self._clock = clock
         self._unicode = (self._console.encoding or "").lower().startswith("utf")
         self._began = clock()
@@ -66,6 +75,7 @@ class LiveDisplay:
         self._columns: tuple[str, ...] = ()
         self._summarized = False
         self._live: Live | None = None
+        self._stopping = self._closed = False
 
     def watch(self, counts: Counts) -> None:
         """Shows how many rollouts of a step are done."""
@@ -73,15 +83,18 @@ class LiveDisplay:
 
     def show(self, event: Event) -> None:
         """Prints what stays and changes what moves."""
-        if self._live is None:
+        if isinstance(event, PhaseStarted | StepStarted | EvaluationStarted):
+            self._stopping = False
+        if self._live is None and not (self._closed or self._stopping):
             self._start()
         match event:
             case RunStarted():
                 self._rewards = list(event.rewards)
+                self._began -= event.elapsed_s
             case PhaseStarted():
                 self._begin(event.name, "")
             case Progress():
-                self._doing, self._counted_from = event.text, None
+                self._doing, self._counted_from = _CLOCK.sub("", event.text, count=1), None
             case StepStarted():
                 self._begin(f"step {event.step} of {event.limit}", "sampling", counting=True)
             case StepSampled():
@@ -93,16 +106,28 @@ class LiveDisplay:
                 self._rewards.append(event.metrics["reward"])
                 self._print_step(event)
             case PhaseEnded():
-                self._print(phase_line(event), style="dim" if event.ok else "red")
+                style = "dim" if event.ok or event.stopped else "red"
+                self._print(self._wrapped(phase_line(event)), style=style)
+            case Stopping():
+                self._stopping = True
+                self._remove()
+                self._print("stopping ...", style="dim")
         if isinstance(event, PhaseEnded | StepEnded | EvaluationEnded):
             self._begin("", "")
         if isinstance(event, RunEnded):
             self.close()
-        for line in event_lines(event):
-            self._print(line, style=_style(event))
+        for number, line in enumerate(event_lines(event)):
+            keeps = isinstance(event, RunEnded) and number > 0
+            self._print(line if keeps else self._wrapped(line), style=_style(event))
+        if self._output is not None:
+            self._output.check()
 
     def close(self) -> None:
         """Removes what moves; the lines stay."""
+        self._closed = True
+        self._remove()
+
+    def _remove(self) -> None:
         live, self._live = self._live, None
         if live is not None:
             live.stop()
@@ -135,15 +160,37 @@ class LiveDisplay:
     def _print(self, line: str, style: str = "") -> None:
         self._console.print(Text(line, style=style), soft_wrap=True)
 
+    def _wrapped(self, text: str) -> str:
+        return "\n".join(
+            textwrap.fill(
+                line,
+                max(self._console.width, 10),
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            for line in text.splitlines()
+        )
+
     def frame(self) -> Text:
-        """What moves, at most :data:`WIDTH` characters wide."""
+        """What moves, at most :data:`WIDTH` characters wide, and an empty line."""
         width = min(WIDTH, self._console.width - 1)
         lines = self._activity(width) if self._what or self._doing else []
         if self._last is not None:
             lines += self._numbers(self._last, width)
         for line in lines:
-            line.truncate(width, overflow="ellipsis" if self._unicode else "crop")
-        return Text("\n").join(lines)
+            self._shorten(line, width)
+        return Text("\n").join([*lines, Text()]) if lines else Text()
+
+    def _shorten(self, line: Text, width: int) -> None:
+        """Cuts behind a word where one ends in the second half, else anywhere."""
+        if line.cell_len <= width:
+            return
+        line.truncate(width - 1)
+        space = line.plain.rfind(" ")
+        if space > width // 2:
+            line.right_crop(len(line.plain) - space)
+        line.append("…" if self._unicode else "")
 
     def _activity(self, width: int) -> list[Text]:
         """What is at work and since when, and, where there is no room beside it, what it does just now."""
@@ -151,14 +198,19 @@ class LiveDisplay:
         spinner = _SPINNER if self._unicode else _ASCII_SPINNER
         turn = spinner[int(now * _REFRESH_HZ) % len(spinner)]
         first = Text.assemble((turn, "cyan"), " ", (self._what, "bold"))
-        right = f"  {now - self._since:.0f} s, {_duration(now - self._began)} in all"
-        counted = self._counted()
-        doing = Text(f"  {self._doing} {counted}".rstrip())
+        since = f"  {now - self._since:.0f} s"
+        doing = Text(f"  {self._doing} {self._counted()}".rstrip())
+        right = f"{since}, {_duration(now - self._began)} in all"
+        if first.cell_len + len(right) > width:
+            right = since
         beside = first.cell_len + doing.cell_len + len(right) <= width
         if beside:
             first.append(doing)
-        first.truncate(max(width - len(right), 8), overflow="ellipsis" if self._unicode else "crop", pad=True)
-        return [first.append(right, style="dim"), *([] if beside else [doing])]
+        room = max(width - len(right), 8)
+        self._shorten(first, room)
+        first.pad_right(room - first.cell_len)
+        below = [doing] if self._doing and not beside else []
+        return [first.append(right, style="dim"), *below]
 
     def _counted(self) -> str:
         """How many of the rollouts that were started are done."""
@@ -178,11 +230,20 @@ class LiveDisplay:
             for label, name in (("rollout", "rollout_s"), ("train", "train_s"))
             if name in metrics
         ]
-        lines = [reward, Text(f"  policy {policy(event)}"), Text("  " + "  ".join(speed))]
-        said = difference(event)
-        if said != "-":
-            lines[1].append(f"  log-prob difference {said}" if not metrics.get("skipped") else f"  {said}")
-        return [lines[0], lines[2], lines[1]]
+        said = [f"policy {policy(event)}"]
+        if (apart := difference(event)) != "-":
+            said.append(apart if metrics.get("skipped") else f"log-prob difference {apart}")
+        return [reward, _fitting(speed, width), _fitting(said, width)]
+
+
+def _fitting(parts: Sequence[str], width: int) -> Text:
+    """As many of the parts as there is room for, from the first."""
+    text = ""
+    for part in parts:
+        if text and len(text) + 2 + len(part) > width:
+            break
+        text += f"  {part}"
+    return Text(text)
 
 
 def sparkline(values: Sequence[float], width: int, unicode: bool = True) -> str:

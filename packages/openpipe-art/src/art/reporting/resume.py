@@ -1,17 +1,29 @@
-"""Where a run goes on that was stopped or killed: arithmetic on what its folder holds.
+"""Whether a run can go on, and where: arithmetic on what its folder holds.
 
 A step's line is written before the next step begins, and its generation becomes durable beside the next
 steps. So what a kill leaves is one of three things: generations that lag behind the lines (the steps that
 they lack are lost and rolled back), generations that agree with them, or one generation more than there are
 lines (the step was trained, its line was lost, and is written again).
+
+A run that was stopped goes on with the settings it was started with; ``steps`` among them, how many it may
+take, may grow. One that is finished goes on when it has grown.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from art.errors import ConfigError
-from art.reporting.run_folder import StepLine
+from art.reporting.run_folder import RUN, RunDescription, StepLine, read_run, read_steps
+
+STEPS = "steps"
+"""The setting that says how many steps a run may take."""
+
+
+class RunFinishedError(ConfigError):
+    """A run that is to be resumed has come to its end already."""
 
 
 class ResumePoint(msgspec.Struct, frozen=True):
@@ -45,10 +57,10 @@ def resume_point(steps: Sequence[StepLine], newest: int) -> ResumePoint:
     """
     last = 0
     for number, line in enumerate(steps, start=1):
-        version = int(line["policy_version"])
-        if int(line["step"]) != number or not 0 <= version - last <= 1:
+        version = int(line.get("policy_version", -1))
+        if line.get("step") != number or not 0 <= version - last <= 1:
             raise ConfigError(
-                f"line {number} of metrics.jsonl is of step {line['step']:g} and policy version {version}, "
+                f"line {number} of metrics.jsonl is of step {line.get('step')} and policy version {version}, "
                 f"after version {last}; a run's steps are counted from 1 and move the version by 0 or 1. The "
                 "folder was changed by hand or by two runs at once, and cannot be resumed"
             )
@@ -63,3 +75,66 @@ def resume_point(steps: Sequence[StepLine], newest: int) -> ResumePoint:
         return ResumePoint(len(steps), len(steps) + 1, newest)
     kept = sum(int(line["policy_version"]) <= newest for line in steps)
     return ResumePoint(kept, None, newest)
+
+
+def read_resumable(folder: Path, steps: int | None = None) -> RunDescription:
+    """What the run in ``folder`` is, which is to go on.
+
+    Args:
+        folder: the run's.
+        steps: how many it may take now; None for as many as it was started with.
+
+    Raises:
+        RunFinishedError: it came to its end, and ``steps`` gives it no more than it had.
+        ConfigError: it is no run's folder.
+    """
+    try:
+        description = read_run(folder)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f"{folder} is no run's folder, so there is nothing to resume: {RUN} cannot be read ({error})"
+        ) from error
+    had = steps_of(description.settings)
+    if description.finished and (steps is None or had is None or steps <= had):
+        done = len(read_steps(folder))
+        more = "" if had is None else f". To go on with it, let it take more than {had} steps"
+        raise RunFinishedError(
+            f"the run in {folder} is finished after {_steps(done)}; there is nothing to resume{more}"
+        )
+    return description
+
+
+def check_settings(now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    """Compares the settings of now with those that a run was started with.
+
+    Raises:
+        ConfigError: they differ; only :data:`STEPS` may have grown.
+    """
+    limit, had = steps_of(now), steps_of(then)
+    if limit is not None and had is not None:
+        if limit < had:
+            raise ConfigError(
+                f"the run was started with {_steps(had)} and cannot go on with {limit}: there can be more, "
+                "not fewer"
+            )
+        then = {**then, STEPS: limit}
+    different = [
+        f"{name} is {now.get(name)!r} now and {then.get(name)!r} in the run"
+        for name in sorted(now.keys() | then.keys())
+        if now.get(name) != then.get(name)
+    ]
+    if different:
+        raise ConfigError(
+            f"a run goes on with the settings it was started with: {'; '.join(different)}. Leave them as "
+            "they were, or start a new run"
+        )
+
+
+def steps_of(settings: Mapping[str, Any]) -> int | None:
+    """How many steps a run of these settings may take, where they say so."""
+    steps = settings.get(STEPS)
+    return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"

@@ -10,16 +10,17 @@
     report.html                     made from all of it
     .lock                           held by the process that writes, dropped by the kernel when it dies
 
-What always holds: lines are appended whole; a step's trajectories are on disk before it is trained on, and
-its metrics before the next step begins. A writer that was killed can leave an unfinished last line; readers
-leave it out, writers cut it off before they go on.
+What always holds: a step's trajectories are on disk before it is trained on, and its metrics before the next
+step begins. A line that cannot be appended whole, on a full disk, is taken back. A writer that was killed in
+the middle can leave an unfinished last line; readers leave it out and :func:`unfinished_bytes` tells of it,
+writers cut it off before they go on.
 """
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,9 +34,27 @@ LOGS = "logs"
 LOCK = ".lock"
 REPORT = "report.html"
 
+_BLOCK_BYTES = 1 << 16
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended before its program came to its end.
+
+    Args:
+        reason: ``interrupted`` by a signal, or ``failed``.
+        doing: what was at work, for example ``step 5, training``; empty between two parts.
+        kind: the error's type; empty after an interrupt.
+        message: its text, shortened where it is very long.
+    """
+
+    reason: Literal["interrupted", "failed"]
+    doing: str = ""
+    kind: str = ""
+    message: str = ""
+
 
 class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is.
+    """What a run is, and how it ended.
 
     Args:
         name: the task's.
@@ -43,9 +62,12 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
         model: the base model's name, without the folders above it.
         model_folder: the base model's folder, absolute; the tokenizer is read from it.
         started_unix_s: seconds since 1970, of the first start.
-        settings: the program's own, as it was called.
+        settings: the program's own, as it was called last; ``steps`` may have grown since it was started.
         model_digest: of the base model's configuration and of the ends of its weight files; hex.
-        finished: the program came to its end; a run that was stopped can be resumed.
+        finished: the program came to its end.
+        stop: how it ended otherwise. A run with neither goes on, or its process was killed;
+            :func:`art.reporting.read_state` tells which.
+        resume_command: goes on with the run when the folder's name is put behind it; empty without one.
 
     ``model`` and what follows from it are empty until the base model is there.
     """
@@ -58,6 +80,8 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     model_digest: str = ""
     finished: bool = False
+    stop: Stop | None = None
+    resume_command: str = ""
 
 
 type StepLine = dict[str, float]
@@ -146,11 +170,24 @@ def is_step_file(path: Path) -> bool:
 
 
 def append_lines(path: Path, values: Sequence[Any]) -> None:
-    """Appends each value as one line of JSON; they are on disk when it returns."""
-    with path.open("ab") as file:
-        file.write(msgspec.json.Encoder().encode_lines(values))
-        file.flush()
-        os.fsync(file.fileno())
+    """Appends each value as one line of JSON; they are on disk when it returns.
+
+    Raises:
+        OSError: there is no room, for example; the file is as it was.
+    """
+    data = memoryview(msgspec.json.Encoder().encode_lines(values))
+    new = not path.exists()
+    with path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except BaseException:
+            file.truncate(end)
+            raise
+    if new:
+        _keep_names(path.parent)
 
 
 def write_lines(path: Path, values: Sequence[Any]) -> None:
@@ -159,17 +196,54 @@ def write_lines(path: Path, values: Sequence[Any]) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Puts a file of this content in place of the one there; whole or not at all."""
+    """Puts a file of this content in place of the one there; whole or not at all.
+
+    Raises:
+        OSError: there is no room, for example; the file is as it was.
+    """
     aside = path.with_name(f".{path.name}.part")
-    with aside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    _keep_names(path.parent)
+
+
+def _keep_names(folder: Path) -> None:
+    """The names in a folder are on disk when it returns."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def unfinished_bytes(path: Path) -> int:
+    """Bytes of a last line that was not written to its end; 0 where all are finished or there is no file."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        left = file.seek(0, os.SEEK_END)
+        unfinished = 0
+        while left:
+            start = max(0, left - _BLOCK_BYTES)
+            file.seek(start)
+            block = file.read(left - start)
+            newline = block.rfind(b"\n")
+            if newline >= 0:
+                return unfinished + len(block) - newline - 1
+            unfinished += len(block)
+            left = start
+    return unfinished
 
 
 def read_lines[Line](path: Path, kind: type[Line]) -> Iterator[Line]:
-    """The finished lines of a file; nothing when it does not exist.
+    """The finished lines of a file; nothing when it does not exist. :func:`unfinished_bytes` is the rest.
 
     Raises:
         msgspec.MsgspecError: a finished line is no ``kind``.
@@ -194,5 +268,14 @@ def read_run(folder: Path) -> RunDescription:
 
 
 def read_steps(folder: Path) -> list[StepLine]:
-    """The steps of a run, in order."""
-    return list(read_lines(folder / METRICS, dict[str, float]))
+    """The steps of a run, in order.
+
+    Raises:
+        msgspec.MsgspecError: a finished line is something else.
+    """
+    return [known_numbers(line) for line in read_lines(folder / METRICS, dict[str, float | None])]
+
+
+def known_numbers(line: Mapping[str, float | None]) -> StepLine:
+    """A line without what was not finite, for which JSON has no word but ``null``."""
+    return {name: value for name, value in line.items() if value is not None}

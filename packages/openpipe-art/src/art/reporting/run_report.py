@@ -6,20 +6,18 @@ begins; the folder is named last, however the run ends.
 
 import asyncio
 import contextlib
-import re
-import shlex
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-import art
 from art.errors import ArtError, ConfigError
 from art.reporting.displays import Display, choose_display
+from art.reporting.evaluations import evaluated, gathered
 from art.reporting.events import (
     EvaluationEnded,
     EvaluationStarted,
@@ -28,30 +26,25 @@ from art.reporting.events import (
     PhaseEnded,
     PhaseStarted,
     Progress,
-    RunEnded,
     RunStarted,
     StepEnded,
     StepSampled,
     StepStarted,
+    Stopping,
 )
 from art.reporting.flat_rewards import FlatRewards
-from art.reporting.run_folder import (
-    EvaluationLine,
-    PhaseLine,
-    RunDescription,
-    evaluation_file,
-    is_step_file,
-)
+from art.reporting.open_step import OpenStep
+from art.reporting.output import DisplayError
+from art.reporting.run_end import WINDOW, Ending, end_run, was_stopped
+from art.reporting.run_folder import EvaluationLine, PhaseLine
+from art.reporting.run_opening import Opening, opened
 from art.reporting.run_writer import RunWriter
 from art.reporting.trajectory_lines import (
-    RecordReader,
-    advantages,
-    completion_tokens,
-    exchanges_of,
+    Executor,
+    TokenSource,
+    evaluation_lines,
     read_tokenizer,
-    sampled_by,
-    sampled_rollouts,
-    trajectory_line,
+    step_lines,
 )
 from art.train_config import TrainConfig, TrainResult
 from art.trajectories import Rollout, TrajectoryGroup
@@ -59,23 +52,11 @@ from art.trajectories import Rollout, TrajectoryGroup
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-WINDOW = 5
-"""Steps that the recent reward is the mean of."""
-
-_ABOUT_THE_FOLDER = frozenset({"run_dir", "resume"})
-_EVALUATION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
 _READ_S = 60.0
+_STOP_POLL_S = 0.1
+_STOP_POLLS = 2
 
 type Summary = Callable[[Sequence[TrajectoryGroup]], str]
-
-
-class Executor(RecordReader, Protocol):
-    """What the report needs of :class:`art.distributed.RolloutExecutor`."""
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Rollouts that were started, and how many of them are done."""
-        ...
 
 
 class ReportError(ArtError):
@@ -90,27 +71,35 @@ class Phase:
 
 
 class RunReport:
-    """Owns the run's folder and the terminal while the run lasts; used as a context manager.
+    """Owns the run's folder and the terminal while the run lasts; used as an asynchronous context manager.
 
     A loop over it::
 
-        for step in report.steps(25):
-            groups = await art.gather_trajectory_groups(...)
-            await report.sampled(groups)
-            report.trained(await model.train(groups))
+        async with RunReport("my-task", Path("runs/first")) as report:
+            for step in report.steps(25):
+                groups = await art.gather_trajectory_groups(...)
+                await report.sampled(groups)
+                report.trained(await model.train(groups))
+
+    Entering it takes the folder, and raises :class:`art.ConfigError` when it is in use, cannot be written, or
+    is no run that can be resumed, :class:`art.reporting.RunFinishedError` when that came to its end. Leaving
+    it writes down how the run ended, makes the page and gives the folder back.
+
+    Everything that shows something raises :class:`art.reporting.DisplayError` when the output cannot be
+    written, after the folder has what was to be shown; everything that keeps something raises
+    :class:`art.reporting.RunFolderError` when the folder cannot be written. Both mean: end the run.
 
     Args:
         name: of the task; part of the default folder's name.
         folder: the run's folder, new or empty; by default a new one under ``runs/``.
         settings: the program's own; kept in ``run.json``. Fields ``run_dir`` and ``resume`` are left out.
-        resume: go on with the run in ``folder`` from its last durable policy, with the same settings.
+            ``steps``, if there is such a field, is the most steps the run may take.
+        resume: go on with the run in ``folder`` from its last durable policy, with the same settings, but for
+            ``steps``, which may have grown; a run that is finished goes on when it has.
         summary: words for the rollouts of a step, shown in its line.
         display: by default :func:`art.reporting.choose_display`.
         resume_command: goes on with a stopped run when the folder's name is put behind it; shown then.
         token_samples: of how many rollouts of each group the tokens are kept.
-
-    Raises:
-        ConfigError: the folder is in use, cannot be written, or is no run that can be resumed.
     """
 
     def __init__(
@@ -125,29 +114,85 @@ class RunReport:
         resume_command: str | None = None,
         token_samples: int = 4,
     ) -> None:
+        self._opening = Opening(
+            name=name, folder=folder, settings=settings, resume=resume, resume_command=resume_command
+        )
         self._summary = summary
         self._token_samples = token_samples
-        self._resume_command = resume_command
+        self._display = display or choose_display()
         self._executor: Executor | None = None
         self._tokenizer: Tokenizer | None = None
-        self._open_step: _OpenStep | None = None
+        self._open_step: OpenStep | None = None
         self._flat_rewards = FlatRewards()
-        self._writer = _writer(name, folder, _plain(settings), resume)
+        self._broke_in = ""
+        self._opened: RunWriter | None = None
+        self._stop_watch: asyncio.Task[None] | None = None
+        self._started = 0.0
+        self._before_s = 0.0
+
+    async def __aenter__(self) -> Self:
+        try:
+            writer = await opened(self._opening, self._say_that_it_waits)
+        except BaseException:
+            self._display.close()
+            raise
+        self._opened = writer
         self._started = time.monotonic()
-        self._before_s = self._writer.steps[-1]["elapsed_s"] if self._writer.steps else 0.0
-        self._display = display or choose_display()
-        self._show(
-            RunStarted(
-                name=name,
-                run_folder=str(self.folder),
-                settings=self._writer.description.settings,
-                steps_done=self.steps_done,
-                policy_version=self.policy_version,
-                rewards=tuple(line["reward"] for line in self._writer.steps),
+        self._before_s = writer.steps[-1]["elapsed_s"] if writer.steps else 0.0
+        try:
+            self._show(
+                RunStarted(
+                    name=self._opening.name,
+                    run_folder=str(writer.folder),
+                    settings=writer.description.settings,
+                    steps_done=self.steps_done,
+                    policy_version=self.policy_version,
+                    rewards=tuple(line["reward"] for line in writer.steps),
+                    elapsed_s=self._before_s,
+                )
             )
-        )
-        for text in self._writer.notices:
-            self.line(text)
+            for text in writer.notices:
+                self.line(text)
+        except DisplayError as error:
+            self._end(error)
+            raise
+        task = asyncio.current_task()
+        assert task is not None  # this is a coroutine
+        self._stop_watch = asyncio.create_task(self._tell_that_it_stops(task))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stop_watch is not None:
+            self._stop_watch.cancel()
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        try:
+            ending = Ending(error=error, doing=self._at_work(), duration_s=self._elapsed_s())
+            end_run(self._writer, self._display, ending)
+        finally:
+            self._display.close()
+            self._writer.close()
+
+    async def _tell_that_it_stops(self, task: asyncio.Task[object]) -> None:
+        """Ending the parts can take seconds, and begins where the report does not see it."""
+        told = 0
+        while told < _STOP_POLLS:  # a deadline that passes in the task cancels it for a moment too
+            await asyncio.sleep(_STOP_POLL_S)
+            told = told + 1 if task.cancelling() else 0
+        with contextlib.suppress(DisplayError):  # the run stops anyway
+            self._show(Stopping())
+
+    def _say_that_it_waits(self) -> None:
+        self.line("waiting until what an earlier process of this run left has ended")
+
+    @property
+    def _writer(self) -> RunWriter:
+        if self._opened is None:
+            raise ReportError("the report was not entered; `async with RunReport(...) as report:`")
+        return self._opened
 
     @property
     def folder(self) -> Path:
@@ -163,52 +208,6 @@ class RunReport:
     def policy_version(self) -> int:
         """The policy after the last finished step."""
         return self._writer.policy_version
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        stopped = kind is not None and issubclass(kind, asyncio.CancelledError | KeyboardInterrupt)
-        reason = "finished" if kind is None else "interrupted" if stopped else "failed"
-        last = self._recent()
-        try:
-            if kind is None:
-                self._writer.set_finished()
-            page = self._write_page()
-            self._show(
-                RunEnded(
-                    reason=reason,
-                    steps=self.steps_done,
-                    duration_s=self._elapsed_s(),
-                    reward=statistics.fmean(last) if last else None,
-                    rewards=len(last),
-                    run_folder=str(self.folder),
-                    report=page,
-                    resume=self._resume_hint() if kind is not None else None,
-                )
-            )
-        finally:
-            self._display.close()
-            self._writer.close()
-
-    def _resume_hint(self) -> str | None:
-        if self._resume_command is None:
-            return None
-        return f"{self._resume_command} {shlex.quote(str(self.folder))}"
-
-    def _write_page(self) -> str | None:
-        """Makes `report.html` once there is a step; when it cannot be made, that is told."""
-        if not self.steps_done:
-            return None
-        from art.reporting.page import write_report
-
-        try:
-            return str(write_report(self.folder))
-        except ArtError as error:
-            self.line(f"the page was not written: {error}")
-            return None
 
     def model(self, folder: Path, name: str | None = None) -> None:
         """Says what the base model is: a Hugging Face folder, whose tokenizer gives tokens their texts.
@@ -238,27 +237,35 @@ class RunReport:
 
         Progress meanwhile is shown; in plain output only that of phases that fetch.
         """
-        phase, started, ok = Phase(), time.monotonic(), False
-        self._show(PhaseStarted(name=name, fetches=fetches))
-        try:
-            yield phase
-            ok = True
-        finally:
+        phase, started = Phase(), time.monotonic()
+        with self._at(name):
+            self._show(PhaseStarted(name=name, fetches=fetches))
+            try:
+                yield phase
+            except BaseException as error:
+                duration_s, stopped = time.monotonic() - started, was_stopped(error)
+                with contextlib.suppress(DisplayError):  # what ended the phase is the news
+                    self._show(PhaseEnded(name=name, duration_s=duration_s, ok=False, stopped=stopped))
+                raise
             duration_s = time.monotonic() - started
-            self._show(PhaseEnded(name=name, duration_s=duration_s, detail=phase.detail, ok=ok))
-        self._writer.add_phase(PhaseLine(name=name, duration_s=duration_s))
+            self._writer.add_phase(PhaseLine(name=name, duration_s=duration_s))
+            self._show(PhaseEnded(name=name, duration_s=duration_s, detail=phase.detail))
 
     def steps(self, limit: int, *, enough: float | None = None) -> Iterator[int]:
         """The numbers of the steps to take, from 1, or from where a resumed run goes on, to ``limit``.
 
         Each must be finished with :meth:`trained`. Ends early once the mean reward of the last
-        :data:`WINDOW` steps is above ``enough``. After three steps in a row without training (equal rewards),
-        while a better reward is known, a line says once what can help.
+        :data:`WINDOW` steps is above ``enough``; of a finished run that goes on for more steps, only these
+        count. After three steps in a row without training (equal rewards), while a better reward is known, a
+        line says once what can help.
         """
         self._flat_rewards = FlatRewards(enough, [line["reward"] for line in self._writer.steps])
-        while self.steps_done < limit and not (enough is not None and self.recent_reward() > enough):
+        least = self.steps_done + WINDOW if self._writer.reopened else 0
+        while self.steps_done < limit:
+            if enough is not None and self.steps_done >= least and self.recent_reward() > enough:
+                break
             step = self.steps_done + 1
-            self._open_step = _OpenStep(step)
+            self._open_step, self._broke_in = OpenStep(step), ""
             self._show(StepStarted(step, limit))
             yield step
             if self.steps_done < step:
@@ -272,32 +279,22 @@ class RunReport:
             ArtError: the tokens cannot be read from the workers that hold them.
         """
         step = self._step_at_work()
-        step.rollout_s = time.monotonic() - step.started
+        step.rollouts_are_there()
         items = [item for group in groups for item in group]
         if not items:
             raise ConfigError(f"step {step.number} has no rollouts; there is nothing to train on")
-        chosen = [sampled_rollouts(group.trajectories, self._token_samples) for group in groups]
-        exchanges = await exchanges_of(
-            [group.trajectories for group in groups], chosen, self._tokenizer, self._executor, _READ_S
-        )
         self._writer.add_trajectories(
             step.number,
-            [
-                trajectory_line(item, step=step.number, group=index, advantage=worth, exchanges=said)
-                for index, (group, worths, saids) in enumerate(
-                    zip(groups, advantages(groups, config or TrainConfig()), exchanges, strict=True)
-                )
-                for item, worth, said in zip(group, worths, saids, strict=True)
-            ],
+            await step_lines(
+                groups,
+                step.number,
+                config or TrainConfig(),
+                TokenSource(self._tokenizer, self._executor, _READ_S),
+                self._token_samples,
+            ),
         )
-        step.rewards = [item.reward or 0.0 for item in items]
-        step.reward = statistics.fmean(step.rewards)
-        tokens = [count for item in items if (count := completion_tokens(item)) is not None]
-        step.tokens = sum(tokens) if tokens else None
-        step.sampled_by = sampled_by(items)
-        step.summary = self._summary(groups) if self._summary is not None else ""
+        step.sampled(items, self._summary(groups) if self._summary is not None else "")
         self._show(StepSampled(step.number, step.reward))
-        step.training_since = time.monotonic()
 
     def trained(self, result: TrainResult) -> None:
         """Finishes the step: keeps and shows its numbers.
@@ -306,7 +303,7 @@ class RunReport:
             ReportError: :meth:`sampled` was not called, or the version does not follow the last one.
         """
         step = self._step_at_work()
-        if step.training_since is None:
+        if not step.is_sampled:
             raise ReportError(
                 f"step {step.number} was trained on and not sampled; await report.sampled(groups)"
             )
@@ -314,17 +311,7 @@ class RunReport:
             raise ReportError(
                 f"step {step.number} led to policy v{result.step}; the run was at v{self.policy_version}"
             )
-        metrics = {
-            **result.metrics,
-            "step": float(step.number),
-            "policy_version": float(result.step),
-            "reward": step.reward,
-            "rollout_s": step.rollout_s,
-            "train_s": time.monotonic() - step.training_since,
-            "elapsed_s": self._elapsed_s(),
-        }
-        if step.tokens is not None:
-            metrics["tokens_per_s"] = step.tokens / step.rollout_s
+        metrics = step.line(result, self._elapsed_s())
         self._writer.add_step(metrics)
         self._open_step = None
         self._show(
@@ -359,43 +346,26 @@ class RunReport:
             Exception: what the first rollout that failed raised; the others are cancelled.
         """
         version = self.policy_version
-        file = evaluation_file(self.folder, name, version)
-        if _EVALUATION_NAME.fullmatch(name) is None or is_step_file(file):
-            raise ConfigError(
-                f"{name!r} cannot be an evaluation's name, which is part of a file's: letters, digits, "
-                "spaces and . _ -, beginning with a letter or digit and not with 'step-'"
+        before = evaluated(self.folder, self._writer.evaluations, name, version)
+        if before is not None:
+            return before.reward
+        with self._at(name):
+            self._show(EvaluationStarted(name, version))
+            started = time.monotonic()
+            items = await gathered(rollouts)
+            if not items:
+                raise ConfigError(f"the evaluation {name!r} has no rollouts")
+            done = EvaluationLine(
+                name=name,
+                step=self.steps_done,
+                policy_version=version,
+                reward=statistics.fmean(item.reward or 0.0 for item in items),
+                trajectories=len(items),
+                duration_s=time.monotonic() - started,
             )
-        for line in self._writer.evaluations:
-            if (line.name, line.policy_version) == (name, version):
-                return line.reward
-            if evaluation_file(self.folder, line.name, line.policy_version) == file:
-                raise ConfigError(
-                    f"the evaluations {line.name!r} and {name!r} would both be kept in {file.name}"
-                )
-        self._show(EvaluationStarted(name, version))
-        started = time.monotonic()
-        items = await _all(rollouts)
-        if not items:
-            raise ConfigError(f"the evaluation {name!r} has no rollouts")
-        done = EvaluationLine(
-            name=name,
-            step=self.steps_done,
-            policy_version=version,
-            reward=statistics.fmean(item.reward or 0.0 for item in items),
-            trajectories=len(items),
-            duration_s=time.monotonic() - started,
-        )
-        (exchanges,) = await exchanges_of(
-            [items], [range(len(items))], self._tokenizer, self._executor, _READ_S
-        )
-        self._writer.add_evaluation(
-            done,
-            [
-                trajectory_line(item, step=self.steps_done, group=index, exchanges=said)
-                for index, (item, said) in enumerate(zip(items, exchanges, strict=True))
-            ],
-        )
-        self._show(EvaluationEnded(done))
+            source = TokenSource(self._tokenizer, self._executor, _READ_S)
+            self._writer.add_evaluation(done, await evaluation_lines(items, self.steps_done, source))
+            self._show(EvaluationEnded(done))
         return done.reward
 
     def _show(self, event: Event) -> None:
@@ -407,60 +377,22 @@ class RunReport:
     def _recent(self) -> list[float]:
         return [line["reward"] for line in self._writer.steps[-WINDOW:]]
 
-    def _step_at_work(self) -> "_OpenStep":
+    @contextlib.contextmanager
+    def _at(self, what: str) -> Iterator[None]:
+        """Remembers what is at work, and where an error came from until something else begins."""
+        self._broke_in = ""
+        try:
+            yield
+        except BaseException:
+            self._broke_in = self._broke_in or what
+            raise
+
+    def _at_work(self) -> str:
+        if self._broke_in or self._open_step is None:
+            return self._broke_in
+        return self._open_step.doing
+
+    def _step_at_work(self) -> OpenStep:
         if self._open_step is None:
             raise ReportError("no step was begun; loop over report.steps(limit)")
         return self._open_step
-
-
-class _OpenStep:
-    """The step at work; its numbers are there when it was sampled."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.started = time.monotonic()
-        self.training_since: float | None = None
-        self.rollout_s = 0.0
-        self.rewards: list[float] = []
-        self.reward = 0.0
-        self.tokens: float | None = None
-        self.sampled_by: tuple[int, int] | None = None
-        self.summary = ""
-
-
-def _writer(name: str, folder: Path | None, settings: dict[str, Any], resume: bool) -> RunWriter:
-    if resume:
-        if folder is None:
-            raise ConfigError("a run is resumed in its own folder; name it")
-        return RunWriter.resumed(folder.resolve(), settings)
-    description = RunDescription(
-        name=name,
-        art_version=art.__version__,
-        model="",
-        model_folder="",
-        started_unix_s=time.time(),
-        settings=settings,
-    )
-    return RunWriter.fresh((folder or _default_folder(name)).resolve(), description)
-
-
-def _default_folder(name: str) -> Path:
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _plain(settings: msgspec.Struct | None) -> dict[str, Any]:
-    if settings is None:
-        return {}
-    plain: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=str)
-    return {name: value for name, value in plain.items() if name not in _ABOUT_THE_FOLDER}
-
-
-async def _all(rollouts: Iterable[Awaitable[Rollout]]) -> list[Rollout]:
-    """Runs all; the first failure cancels the others, waits for them and is raised."""
-    tasks = [asyncio.ensure_future(rollout) for rollout in rollouts]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

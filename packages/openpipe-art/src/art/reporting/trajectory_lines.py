@@ -6,7 +6,7 @@ the step), so a group whose rewards are all equal has none: nothing of it is tra
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,6 +31,29 @@ class RecordReader(Protocol):
     ) -> list[TrajectoryRecord]:
         """The records that the handles stand for, in order."""
         ...
+
+
+class Executor(RecordReader, Protocol):
+    """What the report needs of :class:`art.distributed.RolloutExecutor`."""
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Rollouts that were started, and how many of them are done."""
+        ...
+
+
+class TokenSource(NamedTuple):
+    """Where tokens come from.
+
+    Args:
+        decoder: turns them into text; without it none are kept.
+        reader: reads the records of handles; without it their tokens are not kept.
+        deadline_s: for the reading, in seconds.
+    """
+
+    decoder: Decoder | None
+    reader: RecordReader | None
+    deadline_s: float
 
 
 def read_tokenizer(folder: Path) -> "Tokenizer":
@@ -76,33 +99,64 @@ def advantages(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> list[l
     return [next(by_group) if len(group) else [] for group in groups]
 
 
+async def step_lines(
+    groups: Sequence[TrajectoryGroup],
+    step: int,
+    config: TrainConfig,
+    source: TokenSource,
+    token_samples: int,
+) -> list[TrajectoryLine]:
+    """The rollouts of a step that is trained on with ``config``; with the tokens of some of each group.
+
+    Raises:
+        ArtError: a record cannot be read any more.
+    """
+    chosen = [sampled_rollouts(group.trajectories, token_samples) for group in groups]
+    exchanges = await exchanges_of([group.trajectories for group in groups], chosen, source)
+    return [
+        trajectory_line(item, step=step, group=index, advantage=worth, exchanges=said)
+        for index, (group, worths, saids) in enumerate(
+            zip(groups, advantages(groups, config), exchanges, strict=True)
+        )
+        for item, worth, said in zip(group, worths, saids, strict=True)
+    ]
+
+
+async def evaluation_lines(items: Sequence[Rollout], step: int, source: TokenSource) -> list[TrajectoryLine]:
+    """The rollouts of an evaluation after ``step``, each a group of its own, with its tokens.
+
+    Raises:
+        ArtError: a record cannot be read any more.
+    """
+    (exchanges,) = await exchanges_of([items], [range(len(items))], source)
+    return [
+        trajectory_line(item, step=step, group=index, exchanges=said)
+        for index, (item, said) in enumerate(zip(items, exchanges, strict=True))
+    ]
+
+
 async def exchanges_of(
-    groups: Sequence[Sequence[Rollout]],
-    chosen: Sequence[Sequence[int]],
-    decoder: Decoder | None,
-    reader: RecordReader | None,
-    deadline_s: float,
+    groups: Sequence[Sequence[Rollout]], chosen: Sequence[Sequence[int]], source: TokenSource
 ) -> list[list[tuple[ExchangeLine, ...]]]:
     """The exchanges of each rollout of each group, token by token.
 
     Args:
         groups: the rollouts.
         chosen: of each group, the places of those whose tokens are kept; the others get none.
-        decoder: turns tokens into text; without it no tokens are kept.
-        reader: reads the records of handles; without it their tokens are not kept.
-        deadline_s: for the reading, in seconds.
+        source: of the tokens.
 
     Raises:
         ArtError: a record cannot be read any more.
     """
     result: list[list[tuple[ExchangeLine, ...]]] = [[()] * len(group) for group in groups]
+    decoder, reader = source.decoder, source.reader
     if decoder is None:
         return result
     items = [(group[place], (index, place)) for index, group in enumerate(groups) for place in chosen[index]]
     handles = [item for item, _ in items if isinstance(item, TrajectoryHandle) and item.ref is not None]
     records: Mapping[str, TrajectoryRecord] = {}
     if handles and reader is not None:
-        found = await reader.records(handles, deadline_s=deadline_s)
+        found = await reader.records(handles, deadline_s=source.deadline_s)
         records = {record.record_id: record for record in found}
     for item, (index, place) in items:
         result[index][place] = tuple(_exchange(one, decoder) for one in _token_records(item, records))

@@ -219,7 +219,7 @@ def test_a_folder_with_nothing_but_its_description_has_a_page(maker: Any) -> Non
     maker.describe(model="", model_folder="", finished=False)
     (maker.folder / TRAJECTORIES).rmdir()
     page = page_of(maker.folder)
-    assert "not finished" in page.all_text()
+    assert "its process was killed" in page.all_text()
     assert page.data()["counts"]["total"] == 0
 
 

@@ -21,6 +21,7 @@ from art.reporting.page.figures import Figure, day, key_figures
 from art.reporting.page.load import TRAINING, PageError, Run, load_run
 from art.reporting.page.samples import Samples, choose_samples
 from art.reporting.run_folder import REPORT
+from art.reporting.run_state import RunState, advice, headline, unfinished_text
 
 _STYLES = ("page.css",)
 _SCRIPTS = ("format.js", "plot.js", "plots.js", "tokens.js", "trajectories.js", "page.js")
@@ -66,7 +67,8 @@ def render(run: Run, samples: Samples) -> bytes:
             "model": _text(description.model),
             "version": _text(description.art_version),
             "started": _text(day(description.started_unix_s)),
-            "state": "" if description.finished else " · <strong>not finished</strong>",
+            "state": _text(headline(run.state)),
+            "ending": _ending(run.state),
             "figures": "".join(map(_figure, key_figures(run))),
             "settings": _settings(description.settings),
             "style": style,
@@ -111,6 +113,28 @@ def _text(value: str) -> str:
 def _figure(figure: Figure) -> str:
     label, value, detail = map(_text, figure)
     return f"<div class=figure><dt>{label}</dt><dd class=value>{value}</dd><dd>{detail}</dd></div>"
+
+
+def _ending(state: RunState) -> str:
+    """Why the run is not finished and what to do next; nothing where all is well."""
+    parts = []
+    if state.message:
+        parts.append(f"<pre class=text>{_lines(state.message)}</pre>")
+    if state.unfinished:
+        parts.append(f"<p>{_text(unfinished_text(state))}</p>")
+    if state.resume is not None:
+        parts.append(f"<p>{_text(advice(state))} <code>{_text(state.resume)}</code></p>")
+    elif said := advice(state):
+        parts.append(f"<p>{_text(said)}</p>")
+    if state.state == "finished" and not parts:
+        return ""
+    title = headline(state)
+    title = title[:1].upper() + title[1:]
+    return f'<section class="ending {state.state}"><h2>{_text(title)}</h2>{"".join(parts)}</section>'
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(_text, text.splitlines()))
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ last line is left out, and each step is there once, as it was taken last.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,9 +19,11 @@ from art.reporting.run_folder import (
     TRAJECTORIES,
     RunDescription,
     evaluation_file,
+    known_numbers,
     read_lines,
     read_run,
 )
+from art.reporting.run_state import RunState, state_of
 
 TRAINING = "step"
 """What the files of training steps are called, where others bear their evaluation's name."""
@@ -90,11 +92,13 @@ class Run(msgspec.Struct, frozen=True):
     """A run's folder, but for its trajectories.
 
     Args:
+        state: whether it goes on or how it ended.
         steps: in order, each once.
         files: trajectories of the ``steps`` and of the evaluations, in order.
     """
 
     description: RunDescription
+    state: RunState
     steps: list[Step]
     evaluations: list[Evaluation]
     phases: list[Phase]
@@ -111,7 +115,8 @@ def load_run(folder: Path) -> Run:
         raise PageError(f"there is no run folder {folder}")
     description = _description(folder)
     steps: dict[int, Step] = {}
-    for position, line in enumerate(_read(folder / METRICS, dict[str, float | None]), start=1):
+    read = _read(folder / METRICS, dict[str, float | None])
+    for position, line in enumerate(read, start=1):
         number = line.get("step")
         if number is None:
             raise PageError(f"{folder / METRICS}, line {position}: there is no number `step` in it")
@@ -121,6 +126,7 @@ def load_run(folder: Path) -> Run:
     }
     return Run(
         description=description,
+        state=_state(folder, description, read),
         steps=[steps[number] for number in sorted(steps)],
         evaluations=list(evaluations.values()),
         phases=_read(folder / PHASES, Phase),
@@ -150,6 +156,13 @@ def _description(folder: Path) -> RunDescription:
         ) from error
     except (OSError, msgspec.MsgspecError) as error:
         raise PageError(f"{folder / RUN} cannot be read: {error}") from error
+
+
+def _state(folder: Path, description: RunDescription, steps: Sequence[Step]) -> RunState:
+    try:
+        return state_of(folder, description, [known_numbers(step) for step in steps])
+    except OSError as error:
+        raise PageError(f"{folder} cannot be read: {error}") from error
 
 
 def _read[Line](path: Path, kind: type[Line]) -> list[Line]:

@@ -1,0 +1,124 @@
+"""The end of a run: what its folder keeps of it, the page, and what is said last.
+
+What always holds: ``run.json`` says how the run ended before anything else is tried; nothing that goes wrong
+here hides what ended the run.
+"""
+
+import asyncio
+import shlex
+import statistics
+
+import msgspec
+
+from art.errors import ArtError
+from art.reporting.displays import Display
+from art.reporting.events import Notice, RunEnded
+from art.reporting.output import DisplayError
+from art.reporting.run_folder import Stop
+from art.reporting.run_state import kept_steps
+from art.reporting.run_writer import RunFolderError, RunWriter
+
+WINDOW = 5
+"""Steps that the recent reward is the mean of."""
+
+_MESSAGE_CHARACTERS = 8000
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known when a run ends.
+
+    Args:
+        error: what ended it; None when the program came to its end.
+        doing: what was at work; may be empty.
+        duration_s: of the run, the time before a resumption included.
+    """
+
+    error: BaseException | None
+    doing: str
+    duration_s: float
+
+
+def end_run(writer: RunWriter, display: Display, ending: Ending) -> None:
+    """Writes down how the run ended, makes its page and says the last lines.
+
+    Raises:
+        DisplayError: the program came to its end, and that cannot be shown. After an error it is not raised.
+        RunFolderError: the program came to its end, and that cannot be written.
+    """
+    stop = stop_of(ending.error, ending.doing) if ending.error is not None else None
+    try:
+        try:
+            writer.set_end(stop)
+        except RunFolderError as error:
+            if ending.error is None:
+                raise
+            display.show(Notice(f"how the run ended was not written: {error}"))
+        display.show(_last_event(writer, display, stop, ending))
+    except DisplayError:
+        if ending.error is None:
+            raise  # else what ended the run is told where it is caught
+
+
+def stop_of(error: BaseException, doing: str) -> Stop:
+    """How a run ended with ``error``."""
+    if was_stopped(error):
+        return Stop(reason="interrupted", doing=doing)
+    said = [str(one) for one in _causes(error) if str(one)]
+    kind = type(_causes(error)[0]).__name__
+    return Stop(reason="failed", doing=doing, kind=kind, message=_shortened("\n".join(said)))
+
+
+def was_stopped(error: BaseException | None) -> bool:
+    """Whether it is an interrupt and no failure."""
+    return isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error, after what it hides: where closing fails too, what led to it is the news."""
+    hidden = error.__context__
+    if isinstance(error, ArtError) and isinstance(error, BaseExceptionGroup) and hidden is not None:
+        return [*_causes(hidden), error] if not was_stopped(hidden) else [error]
+    return [error]
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _MESSAGE_CHARACTERS:
+        return text
+    half = _MESSAGE_CHARACTERS // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+
+
+def _last_event(writer: RunWriter, display: Display, stop: Stop | None, ending: Ending) -> RunEnded:
+    last = [line["reward"] for line in writer.steps[-WINDOW:]]
+    return RunEnded(
+        reason="finished" if stop is None else stop.reason,
+        doing="" if stop is None else stop.doing,
+        steps=len(writer.steps),
+        duration_s=ending.duration_s,
+        reward=statistics.fmean(last) if last else None,
+        rewards=len(last),
+        run_folder=str(writer.folder),
+        report=_page(writer, display),
+        resume=_resume_hint(writer) if stop is not None else None,
+    )
+
+
+def _page(writer: RunWriter, display: Display) -> str | None:
+    """Makes `report.html` once there is a step; when it cannot be made, that is told."""
+    if not writer.steps:
+        return None
+    from art.reporting.page import write_report
+
+    try:
+        return str(write_report(writer.folder))
+    except ArtError as error:
+        display.show(Notice(f"the page was not written: {error}"))
+        return None
+
+
+def _resume_hint(writer: RunWriter) -> str | None:
+    """The command that goes on with the run, where something is kept to go on from."""
+    command = writer.description.resume_command
+    if not command or kept_steps(writer.folder, writer.steps) is None:
+        return None
+    return f"{command} {shlex.quote(str(writer.folder))}"
