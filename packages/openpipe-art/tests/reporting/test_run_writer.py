@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,28 @@ DESCRIPTION = RunDescription(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
+
+
+def resumed(folder: Path, **settings: object) -> RunWriter:
+    return asyncio.run(RunWriter.resumed(folder, settings or {"steps": 4}))
+
+
+async def turns_while(opening: Awaitable[RunWriter]) -> int:
+    """How often the event loop came round, at most every 10 ms, while a folder was opened."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.01)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    try:
+        (await opening).close()
+    finally:
+        counting.cancel()
+    return turns
 
 
 def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -72,11 +95,11 @@ def test_what_a_process_left_that_was_killed_while_it_made_the_folder_is_used_ag
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "run.json", "trajectories"]
 
 
-async def test_unfinished_files_of_a_killed_process_go_when_it_is_resumed(folder: Path) -> None:
+def test_unfinished_files_of_a_killed_process_go_when_it_is_resumed(folder: Path) -> None:
     RunWriter.fresh(folder, DESCRIPTION).close()
     for name in (".run.json.part", ".metrics.jsonl.part", "trajectories/.step-0001.jsonl.part"):
         (folder / name).write_text("{")
-    (await RunWriter.resumed(folder, {"steps": 4})).close()
+    resumed(folder).close()
     assert list(folder.rglob("*.part")) == []
 
 
@@ -102,7 +125,7 @@ def test_a_folder_with_files_of_the_user_s_beside_a_run_is_kept(folder: Path) ->
 
 
 @pytest.mark.parametrize("how", ["fresh", "resumed"])
-async def test_one_process_has_the_folder_until_it_is_killed(folder: Path, how: str) -> None:
+def test_one_process_has_the_folder_until_it_is_killed(folder: Path, how: str) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
         "from art.reporting.run_folder import RunDescription\n"
@@ -116,22 +139,22 @@ async def test_one_process_has_the_folder_until_it_is_killed(folder: Path, how: 
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
 
-        async def take() -> RunWriter:
+        def take() -> RunWriter:
             if how == "fresh":
                 return RunWriter.fresh(folder, DESCRIPTION)
-            return await RunWriter.resumed(folder, {"steps": 4})
+            return resumed(folder)
 
         with pytest.raises(ConfigError, match=f"in use by process {holder.pid}"):
-            await take()
+            take()
         holder.send_signal(signal.SIGKILL)
         holder.wait(10)
-        (await take()).close()
+        take().close()
     finally:
         holder.kill()
         holder.wait(10)
 
 
-async def test_a_resumption_waits_for_what_still_writes_generations(folder: Path) -> None:
+def test_a_resumption_waits_for_what_still_writes_generations(folder: Path) -> None:
     RunWriter.fresh(folder, DESCRIPTION).close()
     (folder / "generations").mkdir()
     code = (
@@ -142,41 +165,32 @@ async def test_a_resumption_waits_for_what_still_writes_generations(folder: Path
     holder = subprocess.Popen([sys.executable, "-c", code, lock], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    begun, turns, waits = time.monotonic(), 0, []
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0.01)
-            turns += 1
-
-    other = asyncio.create_task(count_turns())
-    (await RunWriter.resumed(folder, {"steps": 4}, lambda: waits.append("told"))).close()
-    other.cancel()
+    begun, waits = time.monotonic(), []
+    turns = asyncio.run(turns_while(RunWriter.resumed(folder, {"steps": 4}, lambda: waits.append("told"))))
     assert time.monotonic() - begun > 0.5
     assert turns > 20, "everything else on the loop goes on meanwhile"
     assert waits == ["told"]
     assert holder.wait(10) == 0
 
 
-async def test_unfinished_lines_are_cut_before_anything_is_appended(folder: Path) -> None:
+def test_unfinished_lines_are_cut_before_anything_is_appended(folder: Path) -> None:
     writer = RunWriter.fresh(folder, DESCRIPTION)
     writer.add_phase(PhaseLine(name="start", duration_s=1.0))
     writer.close()
     with (folder / "phases.jsonl").open("ab") as file:
         file.write(b'{"name":"roll')
-    resumed = await RunWriter.resumed(folder, {"steps": 4})
-    resumed.add_phase(PhaseLine(name="start", duration_s=2.0))
+    writer = resumed(folder)
+    writer.add_phase(PhaseLine(name="start", duration_s=2.0))
     assert [line.count(b"}") for line in (folder / "phases.jsonl").read_bytes().splitlines()] == [1, 1]
-    resumed.close()
+    writer.close()
 
 
-async def test_the_lock_is_given_back_when_a_resumption_is_refused(folder: Path) -> None:
+def test_the_lock_is_given_back_when_a_resumption_is_refused(folder: Path) -> None:
     RunWriter.fresh(folder, DESCRIPTION).close()
     for _ in range(2):
         with pytest.raises(ConfigError, match="seed is 1 now and None in the run"):
-            await RunWriter.resumed(folder, {"steps": 4, "seed": 1})
-    (await RunWriter.resumed(folder, {"steps": 4})).close()
+            resumed(folder, steps=4, seed=1)
+    resumed(folder).close()
 
 
 def test_a_model_is_known_by_its_files(tokenizer_folder: Path) -> None:
@@ -192,12 +206,12 @@ def test_a_model_is_known_by_its_files(tokenizer_folder: Path) -> None:
         model_digest(tokenizer_folder)
 
 
-async def test_the_description_survives_a_resumption(folder: Path, tokenizer_folder: Path) -> None:
+def test_the_description_survives_a_resumption(folder: Path, tokenizer_folder: Path) -> None:
     writer = RunWriter.fresh(folder, DESCRIPTION)
     writer.set_model(tokenizer_folder, "Tiny")
     writer.close()
-    resumed = await RunWriter.resumed(folder, {"steps": 4})
-    resumed.set_end(None)
-    resumed.close()
+    writer = resumed(folder)
+    writer.set_end(None)
+    writer.close()
     description = read_run(folder)
     assert (description.started_unix_s, description.model, description.finished) == (1.0, "Tiny", True)

@@ -101,7 +101,7 @@ def headline(state: RunState) -> str:
         case "finished":
             return f"finished after {'1 step' if state.steps == 1 else f'{state.steps} steps'}"
         case "running":
-            return f"running in process {state.process}, {_steps(state.steps)} finished"
+            return f"running in process {state.process}, {_steps(state.steps)} so far"
         case "interrupted":
             return f"stopped by Ctrl-C or another signal {at}"
         case "failed":

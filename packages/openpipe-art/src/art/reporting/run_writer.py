@@ -207,19 +207,19 @@ class RunWriter:
             self._cut_unfinished_line(path)
         self.steps = lines[: point.kept]
         if point.restored is not None:
-            line = self._lost_line(point.restored, point.policy_version)
-            self.add_step(line)
-            self.notices.append(
-                f"step {point.restored} was trained and its line lost; metrics.jsonl has it again, without "
-                "the trainer's numbers"
-            )
+            for line in self._lost_lines(point.restored, point.policy_version):
+                self.add_step(line)
+                self.notices.append(
+                    f"step {line['step']:.0f} was trained and its line lost; metrics.jsonl has it again, "
+                    "without the trainer's numbers"
+                )
         elif point.kept < len(lines):
             write_lines(self.folder / METRICS, self.steps)
             first, last = point.kept + 1, len(lines)
             which = f"step {first}" if first == last else f"steps {first} to {last}"
             self.notices.append(f"{which} rolled back: the newest durable policy is v{point.policy_version}")
         self._keep_evaluations(point.policy_version)
-        expected = {step_file(self.folder, step).name for step in range(1, point.steps_done + 1)} | {
+        expected = {step_file(self.folder, step).name for step in range(1, len(self.steps) + 1)} | {
             evaluation_file(self.folder, line.name, line.policy_version).name for line in self.evaluations
         }
         _remove(path for path in (self.folder / TRAJECTORIES).iterdir() if path.name not in expected)
@@ -239,19 +239,34 @@ class RunWriter:
                 "were cut off"
             )
 
-    def _lost_line(self, step: int, version: int) -> StepLine:
+    def _lost_lines(self, step: int, version: int) -> Iterator[StepLine]:
+        """Of the step that led to ``version``, after those from ``step`` on that had nothing to learn from.
+
+        A kill loses one line; where the file was cut otherwise there are more.
+        """
+        lines = self._lost_trajectories(step)
+        while all(line.advantage is None for line in lines) and step_file(self.folder, step + 1).exists():
+            yield self._lost_line(step, version - 1, lines)
+            step += 1
+            lines = self._lost_trajectories(step)
+        yield self._lost_line(step, version, lines)
+
+    def _lost_trajectories(self, step: int) -> list[TrajectoryLine]:
         file = step_file(self.folder, step).relative_to(self.folder)
-        rewards = [line.reward for line in self._read(file, TrajectoryLine)]
-        if not rewards:
+        lines = self._read(file, TrajectoryLine)
+        if not lines:
             raise ConfigError(
                 f"the run in {self.folder} lost the line of step {step} and its trajectories {file}; it "
                 "cannot be resumed"
             )
+        return lines
+
+    def _lost_line(self, step: int, version: int, lines: Sequence[TrajectoryLine]) -> StepLine:
         return {
             "step": float(step),
             "policy_version": float(version),
-            "reward": statistics.fmean(rewards),
-            "trajectories": float(len(rewards)),
+            "reward": statistics.fmean(line.reward for line in lines),
+            "trajectories": float(len(lines)),
             "elapsed_s": self.steps[-1]["elapsed_s"] if self.steps else 0.0,
             "restored": 1.0,
         }
