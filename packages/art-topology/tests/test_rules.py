@@ -27,6 +27,8 @@ from art_topology import (
 )
 
 IB = NcclTransportSpec(net_name="IB")
+GPU_4E = "GPU-4e0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"
+GPU_5F = "GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"
 
 
 def host(name: str, address: str, **fields: Any) -> HostSpec:
@@ -186,8 +188,8 @@ CASES = [
     (
         "ART-T107",
         "cluster.hosts[0].gpus",
-        given(host("a", "10.0.0.1", gpus=(0, "GPU-5f"))),
-        given(host("a", "10.0.0.1", gpus=("GPU-4e", "GPU-5f"))),
+        given(host("a", "10.0.0.1", gpus=(0, GPU_5F))),
+        given(host("a", "10.0.0.1", gpus=(GPU_4E, GPU_5F))),
     ),
     (
         "ART-T201",

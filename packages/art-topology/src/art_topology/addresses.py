@@ -3,20 +3,98 @@
 import ipaddress
 import re
 
+import msgspec
+
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_PLAIN_IPV4 = re.compile(
+    r"(0|[1-9][0-9]{0,2})\.(0|[1-9][0-9]{0,2})\.(0|[1-9][0-9]{0,2})\.(0|[1-9][0-9]{0,2})"
+)
 _LOOPBACK_NAMES = frozenset(
     {"localhost", "localhost4", "localhost6", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}
 )
 
 
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """An address, read once.
+
+    Args:
+        text: As it was written.
+        canonical: The form in which equal addresses are equal strings; what is no IP address is taken as a
+            host name.
+        malformation: Why it is neither an IP address nor a host name; None if it is one.
+        is_loopback: Whether only the host itself can reach it.
+        is_wildcard: Whether it stands for all interfaces of a host: one can listen on it, not dial it.
+        no_host: What it stands for when it does not stand for one host everywhere, such as "a multicast
+            group".
+    """
+
+    text: str
+    canonical: str
+    malformation: str | None = None
+    is_loopback: bool = False
+    is_wildcard: bool = False
+    no_host: str | None = None
+
+
+def read_address(text: str) -> Address:
+    """Everything that can be said about an address."""
+    if (plain := _PLAIN_IPV4.fullmatch(text)) is not None:
+        octets = [int(octet) for octet in plain.groups()]
+        # What needs no second look: most of the addresses of a large cluster.
+        if max(octets) < 256 and 0 < octets[0] < 224 and octets[0] != 127 and octets[:2] != [169, 254]:
+            return Address(text=text, canonical=text)
+    ip = _parse(text)
+    if ip is None:
+        name = text.lower().removesuffix(".")
+        return Address(
+            text=text,
+            canonical=name,
+            malformation=_malformation(text),
+            is_loopback=name in _LOOPBACK_NAMES or name.endswith(".localhost"),
+        )
+    return Address(
+        text=text,
+        canonical=str(ip),
+        is_loopback=ip.is_loopback,
+        is_wildcard=ip.is_unspecified,
+        no_host=_no_host(ip),
+    )
+
+
 def canonical(address: str) -> str:
     """The form in which equal addresses are equal strings; what is no IP address is taken as a host name."""
-    ip = _parse(address)
-    return str(ip) if ip is not None else address.lower().removesuffix(".")
+    return read_address(address).canonical
 
 
 def malformation(address: str) -> str | None:
     """Why ``address`` is neither an IP address nor a host name, or None if it is one."""
+    return read_address(address).malformation
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only the host itself can reach it."""
+    return read_address(address).is_loopback
+
+
+def is_wildcard(address: str) -> bool:
+    """Whether it stands for all interfaces of a host: one can listen on it, not dial it."""
+    return read_address(address).is_wildcard
+
+
+def mended(address: str) -> str | None:
+    """What was most likely meant by a malformed address: without scheme, path, port, brackets and space; None
+    if that is no address either."""
+    text = "".join(address.split())
+    text = text.rsplit("://", 1)[-1].split("/", 1)[0]
+    if text.startswith("["):
+        text = text[1:].split("]", 1)[0]
+    elif text.count(":") == 1:
+        text = text.split(":", 1)[0]
+    text = text.strip("-")
+    return text if text and _malformation(text) is None else None
+
+
+def _malformation(address: str) -> str | None:
     if _parse(address) is not None:
         return None
     if any(character.isspace() for character in address):
@@ -34,19 +112,18 @@ def malformation(address: str) -> str | None:
     return None
 
 
-def is_loopback(address: str) -> bool:
-    """Whether only the host itself can reach it."""
-    ip = _parse(address)
-    if ip is not None:
-        return ip.is_loopback
-    name = canonical(address)
-    return name in _LOOPBACK_NAMES or name.endswith(".localhost")
-
-
-def is_wildcard(address: str) -> bool:
-    """Whether it stands for all interfaces of a host: one can listen on it, not dial it."""
-    ip = _parse(address)
-    return ip is not None and ip.is_unspecified
+def _no_host(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
+    if ip.is_multicast:
+        return "a multicast group"
+    if str(ip) == "255.255.255.255":
+        return "broadcast"
+    if ip.is_link_local:
+        return "link-local: another host on each interface"
+    if isinstance(ip, ipaddress.IPv6Address) and ip.scope_id is not None:
+        return f"scoped to an interface of one host ({ip.scope_id})"
+    if isinstance(ip, ipaddress.IPv4Address) and (ip.is_reserved or 0 < int(ip) < 1 << 24):
+        return "reserved"
+    return None
 
 
 def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

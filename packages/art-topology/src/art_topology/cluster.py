@@ -110,8 +110,8 @@ class ClusterSpec(Spec, frozen=True, kw_only=True):
         nixl_transport: Required as soon as expert parallelism spans hosts.
         worker_port: On which the Monarch worker of every host listens, if it is the same everywhere
             (``art-monarch``'s ``--port``, 22222 by default).
-        skypilot: Whether SkyPilot launches the hosts: the port after ``worker_port`` is then its job-lifecycle
-            port.
+        skypilot: Whether SkyPilot launches the hosts: the port after ``worker_port`` then is that of the
+            job's lifecycle.
     """
 
     hosts: Annotated[tuple[HostSpec, ...], msgspec.Meta(min_length=1)]

@@ -41,6 +41,7 @@ class CompiledHost(msgspec.Struct, frozen=True, kw_only=True):
             on these.
         gpus: Its GPUs, whether taken or not.
         reserved_ports: Ports that something else on it uses, ascending.
+        gpu_model: What its GPUs are, if that was said.
     """
 
     host_id: str
@@ -50,6 +51,7 @@ class CompiledHost(msgspec.Struct, frozen=True, kw_only=True):
     free_cpu_slots: tuple[int, ...]
     gpus: tuple[GpuId, ...]
     reserved_ports: tuple[int, ...]
+    gpu_model: str | None = None
 
 
 class TrainerRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +88,8 @@ class CompiledTrainer(msgspec.Struct, frozen=True, kw_only=True):
     """The trainer's ranks and how the model is divided among them.
 
     Args:
-        parallel: As specified, with ``vpp`` None instead of 1 and ``vpp_microbatch_group_size`` filled in.
+        parallel: As specified, with ``vpp`` None instead of 1 and otherwise filled in, as
+            ``vpp_microbatch_group_size`` and ``sequence_parallel`` are.
         layout: The sizes of all axes, data parallelism included.
         hosts: In node order, all with ``ranks_per_host`` ranks.
         rendezvous: Where rank 0 listens for the others; port 0 unless one was given.
@@ -192,6 +195,8 @@ class RuntimeTopology(msgspec.Struct, frozen=True, kw_only=True):
         services: The model services, as they were given.
         nccl_transport: The network of NCCL, if one was named.
         nixl_transport: The settings of NIXL, if it is used.
+        worker_ports: Of the Monarch worker and, under SkyPilot, of the job's lifecycle, on every host; empty
+            if they are unknown.
         warnings: What is worth a second look.
         fingerprint: SHA-256, in hex, over everything else but ``warnings``: equal for inputs that mean the
             same.
@@ -205,6 +210,7 @@ class RuntimeTopology(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[CompiledService, ...] = ()
     nccl_transport: NcclTransportSpec | None = None
     nixl_transport: NixlTransportSpec | None = None
+    worker_ports: tuple[int, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
     fingerprint: str = ""
 

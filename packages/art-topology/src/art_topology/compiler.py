@@ -11,11 +11,15 @@ from art_topology.compiled import RuntimeTopology
 from art_topology.diagnostics import TopologyError
 from art_topology.passes.endpoints import check_endpoints
 from art_topology.passes.findings import Findings
+from art_topology.passes.gpus import check_host_gpus
 from art_topology.passes.hosts import check_hosts
-from art_topology.passes.placement import check_placements, workloads_of
-from art_topology.passes.services import check_services
+from art_topology.passes.model_facts import facts_of
+from art_topology.passes.placement import check_leftovers, check_placements
+from art_topology.passes.ports import check_ports
+from art_topology.passes.services import ServedModel, check_services
 from art_topology.passes.trainer import TrainerFacts, check_trainer
 from art_topology.passes.transports import check_nccl, check_nixl
+from art_topology.passes.workloads import workloads_of
 from art_topology.serving import ModelServiceSpec
 from art_topology.trainer import TrainerMeshSpec
 
@@ -31,6 +35,7 @@ def compile_topology(
     services: Iterable[ModelServiceSpec] = (),
     model: ModelDescription | None = None,
     workload: WorkloadSpec | None = None,
+    model_name: str | None = None,
 ) -> RuntimeTopology:
     """Checks everything that can be known without hardware and gives every process its place.
 
@@ -41,6 +46,8 @@ def compile_topology(
         model: What is trained and served; with it, layers, heads, experts and the vocabulary are checked
             against the parallelism.
         workload: What a step computes; with it, its lengths are checked against the parallelism.
+        model_name: ``base_model`` of the services that serve ``model``; by default that of all services, if
+            they have one in common. The others are checked without it.
 
     Returns:
         The frozen topology; ``warnings`` on it are what is worth a second look.
@@ -49,15 +56,21 @@ def compile_topology(
         TopologyError: something is wrong. It holds every diagnostic, not only the first.
     """
     services = tuple(services)
+    facts = facts_of(model) if model is not None else None
     findings = Findings()
     table = check_hosts(cluster, findings)
+    check_host_gpus(table, findings)
     workloads = workloads_of(trainer, services)
     check_placements(table, workloads, findings)
-    facts = TrainerFacts() if trainer is None else check_trainer(trainer, table, findings)
-    settled = check_services(services, findings)
-    check_endpoints(table, trainer, services, findings)
+    ranks = TrainerFacts()
+    if trainer is not None:
+        ranks = check_trainer(trainer, table, facts, workload, findings)
+    served = ServedModel(facts, workload, model_name, services)
+    settled = check_services(services, table, served, findings)
+    check_ports(table, check_endpoints(table, trainer, services, findings), findings)
     check_nccl(cluster, workloads, findings)
-    check_nixl(cluster, trainer, facts, services, settled, findings)
+    check_nixl(cluster, trainer, ranks, services, settled, findings)
+    check_leftovers(table, workloads, findings)
     if findings.has_errors:
         raise TopologyError(findings.diagnostics)
-    return assemble(table, trainer, facts.layout, services, findings.diagnostics)
+    return assemble(table, trainer, ranks.layout, services, findings.diagnostics)

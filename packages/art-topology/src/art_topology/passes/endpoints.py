@@ -1,22 +1,27 @@
-"""Endpoints and ports: everything that listens, where, and whether those who dial it can reach it."""
+"""Endpoints: whether those who dial them can reach them."""
 
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from art_topology.addresses import canonical, is_loopback, is_wildcard, malformation
+from art_topology.addresses import Address, mended, read_address
 from art_topology.cluster import EndpointSpec
 from art_topology.passes.findings import Findings
 from art_topology.passes.hosts import HostTable
+from art_topology.ports import VLLM_DATA_PARALLEL_PORTS
 from art_topology.serving import ModelServiceSpec
 from art_topology.trainer import TrainerMeshSpec
+
+ETCD_PORT = 2379
+"""Where etcd listens for clients unless it is told otherwise."""
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint that the input spells out.
 
     ``host_id`` is the host that listens, None where it is unknown; ``is_dialed_from_afar`` says whether other
-    hosts connect; ``is_ours`` whether ART starts the listener, so that it can choose a port.
+    hosts connect; ``is_ours`` whether ART starts the listener, so that it can choose a port; ``port_count``
+    how many ports from the given one on it takes.
     """
 
     path: str
@@ -25,6 +30,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     host_id: str | None
     is_dialed_from_afar: bool
     is_ours: bool = True
+    port_count: int = 1
 
 
 def endpoint_roles(
@@ -34,13 +40,12 @@ def endpoint_roles(
     nixl = table.cluster.nixl_transport
     if nixl is not None and nixl.metadata_store is not None:
         store = nixl.metadata_store
-        address = canonical(store.host)
-        on = [host.host_id for host in table.cluster.hosts if canonical(host.address) == address]
+        on = table.by_address.get(read_address(store.host).canonical, [])
         yield Role(
             path="cluster.nixl_transport.metadata_store",
             purpose="the NIXL metadata store",
             endpoint=store,
-            host_id=on[0] if len(on) == 1 else None,
+            host_id=table.cluster.hosts[on[0]].host_id if len(on) == 1 else None,
             is_dialed_from_afar=table.spans_hosts,
             is_ours=False,
         )
@@ -69,6 +74,7 @@ def endpoint_roles(
                 endpoint=service.rendezvous,
                 host_id=host_id,
                 is_dialed_from_afar=len({member.host_id for member in service.members}) > 1,
+                port_count=VLLM_DATA_PARALLEL_PORTS if service.parallel.dp > 1 else 1,
             )
 
 
@@ -77,87 +83,80 @@ def check_endpoints(
     trainer: TrainerMeshSpec | None,
     services: Sequence[ModelServiceSpec],
     findings: Findings,
-) -> None:
-    """Checks every endpoint by itself, then the ports of each host against each other."""
-    listeners: dict[tuple[str, int], tuple[str, str]] = {}
-    reserved = {(host.host_id, port) for host in table.cluster.hosts for port in host.reserved_ports}
-    for i, host in enumerate(table.cluster.hosts):
-        for k, port in enumerate(host.reserved_ports):
-            path = f"cluster.hosts[{i}].reserved_ports[{k}]"
-            _claim_port(host.host_id, port, path, "a reserved port", listeners, findings)
-    for role in endpoint_roles(table, trainer, services):
-        if not _is_reachable(role, table, findings):
-            continue
-        port = role.endpoint.port
-        if role.host_id is None or role.host_id not in table.indices or port == 0:
-            continue
-        # A port that is reserved may well be reserved for what others run there.
-        if role.is_ours or (role.host_id, port) not in reserved:
-            _claim_port(role.host_id, port, f"{role.path}.port", role.purpose, listeners, findings)
+) -> list[Role]:
+    """Checks every endpoint by itself; returns those whose host is the one that listens."""
+    return [role for role in endpoint_roles(table, trainer, services) if _is_reachable(role, table, findings)]
 
 
 def _is_reachable(role: Role, table: HostTable, findings: Findings) -> bool:
     """Reports at most one thing that is wrong with the endpoint's host, and a port that is missing."""
     if not role.is_ours and role.endpoint.port == 0:
-        findings.error(
+        findings.report(
             "ART-T505",
             f"{role.path}.port",
             f"{role.purpose} is run elsewhere, so nobody here can choose its port",
-            "give the port it listens on, or leave the endpoint out so that the controller starts one",
+            f"give the port it listens on (etcd's is {ETCD_PORT}), or leave the endpoint out so that the "
+            "controller starts one",
+            suggestion=(f"{role.path}.port", ETCD_PORT),
         )
-    path, address = f"{role.path}.host", role.endpoint.host
-    host = table.get(role.host_id) if role.host_id is not None else None
-    if host is not None and canonical(host.address) == canonical(address):
+    path, address = f"{role.path}.host", read_address(role.endpoint.host)
+    index = table.indices.get(role.host_id) if role.host_id is not None else None
+    own = table.addresses[index] if index is not None else None
+    if own is not None and own.canonical == address.canonical:
         return True
-    if (why := malformation(address)) or is_wildcard(address):
-        why = why or "stands for all interfaces and cannot be dialed"
-        hint = "give the address that others dial"
-        findings.error("ART-T502", path, f"the host {address!r} of {role.purpose} {why}", hint)
+    better = _better(own, address, table)
+    hint = "give the address that others dial" + (f", {better}" if better is not None else "")
+    suggestion = (path, better) if better is not None else None
+    why = (
+        address.malformation
+        or ("stands for all interfaces and cannot be dialed" if address.is_wildcard else None)
+        or (f"is {address.no_host}" if address.no_host and not address.is_loopback else None)
+    )
+    if why:
+        findings.report(
+            "ART-T502",
+            path,
+            f"the host {address.text!r} of {role.purpose} {why}",
+            hint,
+            suggestion=suggestion,
+        )
         return False
-    if is_loopback(address):
+    if address.is_loopback:
         if not role.is_dialed_from_afar:
             return True
-        findings.error(
+        findings.report(
             "ART-T501",
             path,
-            f"{role.purpose} is on loopback ({address}), but other hosts connect to it",
-            "give the address of the host that listens"
-            + (f", {host.address}" if host is not None and not is_loopback(host.address) else ""),
+            f"{role.purpose} is on loopback ({address.text}), but other hosts connect to it",
+            hint,
+            suggestion=suggestion,
         )
         return False
-    owners = [
-        i for i, other in enumerate(table.cluster.hosts) if canonical(other.address) == canonical(address)
-    ]
-    if role.is_ours and host is not None and owners:
-        other = table.cluster.hosts[owners[0]]
-        findings.error(
+    owners = table.by_address.get(address.canonical, [])
+    if role.is_ours and index is not None and own is not None and owners:
+        host, other = table.cluster.hosts[index], table.cluster.hosts[owners[0]]
+        findings.report(
             "ART-T503",
             path,
-            f"{role.purpose} is opened by host {host.host_id!r} ({host.address}), but {address} is host "
+            f"{role.purpose} is opened by host {host.host_id!r} ({own.text}), but {address.text} is host "
             f"{other.host_id!r}",
-            f"use {host.address}, or leave the endpoint out",
+            f"use {own.text}, or leave the endpoint out",
             [f"cluster.hosts[{owners[0]}].address"],
+            (path, own.text),
         )
         return False
     return True
 
 
-def _claim_port(
-    host_id: str,
-    port: int,
-    path: str,
-    purpose: str,
-    listeners: dict[tuple[str, int], tuple[str, str]],
-    findings: Findings,
-) -> None:
-    if (host_id, port) not in listeners:
-        listeners[host_id, port] = (path, purpose)
-        return
-    other_path, other_purpose = listeners[host_id, port]
-    findings.error(
-        "ART-T504",
-        path,
-        f"port {port} of host {host_id!r} is both {other_purpose} and {purpose}",
-        "give each a port of its own, or 0 to let the host choose",
-        [other_path],
-    )
+def _better(own: Address | None, address: Address, table: HostTable) -> str | None:
+    """The address of the host that listens, or what a malformed one was meant to be, if it can be dialed."""
+    if own is not None and _can_be_dialed(own, table):
+        return own.text
+    text = mended(address.text) if address.malformation is not None else None
+    return text if text is not None and _can_be_dialed(read_address(text), table) else None
+
+
+def _can_be_dialed(address: Address, table: HostTable) -> bool:
+    if address.malformation is not None or address.is_wildcard:
+        return False
+    return not table.spans_hosts if address.is_loopback else address.no_host is None

@@ -1,8 +1,12 @@
 """Where the passes put what they find."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from art_topology.diagnostics import Diagnostic, Severity
+from art_topology.diagnostics import Diagnostic, severity_of
+
+type Suggestion = tuple[str, Any] | None
+"""A path of the input and the value, as JSON has it, that clears the finding when it is put there."""
 
 
 class Findings:
@@ -21,20 +25,25 @@ class Findings:
         """Whether the topology is refused."""
         return any(found.severity == "error" for found in self._found)
 
-    def error(self, code: str, path: str, message: str, hint: str, related: Iterable[str] = ()) -> None:
-        """Adds a finding that refuses the topology."""
-        self._add("error", code, path, message, hint, related)
-
-    def warning(self, code: str, path: str, message: str, hint: str, related: Iterable[str] = ()) -> None:
-        """Adds a finding that does not."""
-        self._add("warning", code, path, message, hint, related)
-
-    def _add(
-        self, severity: Severity, code: str, path: str, message: str, hint: str, related: Iterable[str]
+    def report(
+        self,
+        code: str,
+        path: str,
+        message: str,
+        hint: str,
+        related: Iterable[str] = (),
+        suggestion: Suggestion = None,
     ) -> None:
+        """Adds a finding; its code says whether it refuses the topology."""
         self._found.append(
             Diagnostic(
-                code=code, severity=severity, path=path, message=message, hint=hint, related=tuple(related)
+                code=code,
+                severity=severity_of(code),
+                path=path,
+                message=message,
+                hint=hint,
+                related=tuple(related),
+                suggestion=suggestion,
             )
         )
 
@@ -45,3 +54,14 @@ def listed(values: Sequence[object], *, limit: int = 6) -> str:
     if len(values) > limit:
         shown.append(f"{len(values) - limit} more")
     return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+
+
+def closest(value: str, candidates: Sequence[str]) -> str | None:
+    """The candidate that ``value`` was most likely meant to be; None if none is near. Of very many, the first
+    thousand are looked at."""
+    import difflib
+
+    if len(candidates) == 1:
+        return candidates[0]
+    near = difflib.get_close_matches(value, candidates[:1000], n=1)
+    return near[0] if near else None

@@ -1,30 +1,50 @@
-"""Hosts: names, node order, addresses, GPUs, and which host is the controller's."""
+"""Hosts: names, node order, addresses, and which host is the controller's."""
 
 from collections import Counter
+from functools import cached_property
 
-import msgspec
-
-from art_topology.addresses import canonical, is_loopback, is_wildcard, malformation
+from art_topology.addresses import Address, mended, read_address
 from art_topology.cluster import ClusterSpec, HostSpec
-from art_topology.passes.findings import Findings, listed
+from art_topology.passes.findings import Findings, closest, listed
 
 
-class HostTable(msgspec.Struct, frozen=True, kw_only=True):
+class HostTable:
     """What is known of the hosts.
 
-    ``indices`` leads from a host id that is unique to its index in ``ClusterSpec.hosts``. ``node_ranks`` are
-    by index, None where the order is in doubt.
+    Args:
+        cluster: As given.
+        addresses: Of the hosts, by index in ``ClusterSpec.hosts``.
+        node_ranks: By index likewise; None where the order is in doubt.
     """
 
-    cluster: ClusterSpec
-    indices: dict[str, int]
-    ids_are_unique: bool
-    node_ranks: tuple[int, ...] | None
+    def __init__(
+        self, cluster: ClusterSpec, addresses: tuple[Address, ...], node_ranks: tuple[int, ...] | None
+    ) -> None:
+        self.cluster = cluster
+        self.addresses = addresses
+        self.node_ranks = node_ranks
+        seen = Counter(host.host_id for host in cluster.hosts)
+        self.ids_are_unique = len(seen) == len(cluster.hosts)
+        self.indices = {host.host_id: i for i, host in enumerate(cluster.hosts) if seen[host.host_id] == 1}
+        """From a host id that is unique to its index in ``ClusterSpec.hosts``."""
 
     def get(self, host_id: str) -> HostSpec | None:
         """The host of this id, None if there is none or more than one."""
         index = self.indices.get(host_id)
         return None if index is None else self.cluster.hosts[index]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The unique host ids."""
+        return tuple(self.indices)
+
+    @cached_property
+    def by_address(self) -> dict[str, list[int]]:
+        """Indices of the hosts that have a canonical address."""
+        found: dict[str, list[int]] = {}
+        for i, address in enumerate(self.addresses):
+            found.setdefault(address.canonical, []).append(i)
+        return found
 
     @property
     def spans_hosts(self) -> bool:
@@ -32,42 +52,48 @@ class HostTable(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.cluster.hosts) > 1
 
     @property
-    def in_node_order(self) -> tuple[HostSpec, ...]:
-        """All hosts by node rank. Only for a cluster without errors."""
+    def in_node_order(self) -> tuple[int, ...]:
+        """The indices of all hosts by node rank. Only for a cluster without errors."""
         ranks = self.node_ranks or range(len(self.cluster.hosts))
-        return tuple(
-            host for _, host in sorted(zip(ranks, self.cluster.hosts, strict=True), key=lambda pair: pair[0])
-        )
+        return tuple(sorted(range(len(ranks)), key=ranks.__getitem__))
 
 
 def check_hosts(cluster: ClusterSpec, findings: Findings) -> HostTable:
     """Checks the cluster by itself."""
-    seen = Counter(host.host_id for host in cluster.hosts)
     _check_ids(cluster, findings)
     table = HostTable(
-        cluster=cluster,
-        indices={host.host_id: i for i, host in enumerate(cluster.hosts) if seen[host.host_id] == 1},
-        ids_are_unique=len(seen) == len(cluster.hosts),
-        node_ranks=_check_node_ranks(cluster, findings),
+        cluster,
+        tuple(read_address(host.address) for host in cluster.hosts),
+        _check_node_ranks(cluster, findings),
     )
-    _check_addresses(cluster, findings)
-    _check_gpus(cluster, findings)
+    _check_addresses(table, findings)
     _check_controller(table, findings)
     return table
 
 
 def _check_ids(cluster: ClusterSpec, findings: Findings) -> None:
     first: dict[str, int] = {}
+    taken: set[str] = set()
     for i, host in enumerate(cluster.hosts):
-        if host.host_id in first:
-            findings.error(
-                "ART-T101",
-                f"cluster.hosts[{i}].host_id",
-                f"a second host has the id {host.host_id!r}",
-                "give every host an id of its own",
-                [f"cluster.hosts[{first[host.host_id]}].host_id"],
-            )
-        first.setdefault(host.host_id, i)
+        if host.host_id not in first:
+            first[host.host_id] = i
+            continue
+        taken = taken or {host.host_id for host in cluster.hosts}
+        free = _free_name(host.host_id, i, taken)
+        findings.report(
+            "ART-T101",
+            f"cluster.hosts[{i}].host_id",
+            f"a second host has the id {host.host_id!r}",
+            f"give every host an id of its own, such as {free!r}",
+            [f"cluster.hosts[{first[host.host_id]}].host_id"],
+            (f"cluster.hosts[{i}].host_id", free),
+        )
+
+
+def _free_name(name: str, number: int, taken: set[str]) -> str:
+    while (candidate := f"{name[:100]}-{number}") in taken:
+        number += 1
+    return candidate
 
 
 def _check_node_ranks(cluster: ClusterSpec, findings: Findings) -> tuple[int, ...] | None:
@@ -76,14 +102,21 @@ def _check_node_ranks(cluster: ClusterSpec, findings: Findings) -> tuple[int, ..
     missing = sorted(set(range(count)) - set(ranks))
     if not missing:
         return ranks
-    wrong = [i for i, rank in enumerate(ranks) if rank >= count or rank in ranks[:i]]
-    findings.error(
+    wrong, seen = [], set()
+    for i, rank in enumerate(ranks):
+        if rank >= count or rank in seen:
+            wrong.append(i)
+        seen.add(rank)
+    path = f"cluster.hosts[{wrong[0]}].node_rank"
+    findings.report(
         "ART-T102",
-        f"cluster.hosts[{wrong[0]}].node_rank",
+        path,
         f"the node ranks of {count} hosts are 0 to {count - 1}, but {_ranks(missing)} missing, and "
         f"{_ranks([ranks[i] for i in wrong])} repeated or too large",
-        "number the hosts without gap, or leave node_rank out everywhere to number them in their order",
+        f"number the hosts without gap, this one {missing[0]}, or leave node_rank out everywhere to number "
+        "them in their order",
         [f"cluster.hosts[{i}].node_rank" for i in wrong[1:]],
+        (path, missing[0]),
     )
     return None
 
@@ -92,72 +125,76 @@ def _ranks(ranks: list[int]) -> str:
     return f"{listed(ranks)} {'is' if len(ranks) == 1 else 'are'}"
 
 
-def _check_addresses(cluster: ClusterSpec, findings: Findings) -> None:
+def _check_addresses(table: HostTable, findings: Findings) -> None:
     first: dict[str, int] = {}
-    for i, host in enumerate(cluster.hosts):
+    hosts = table.cluster.hosts
+    for i, (host, address) in enumerate(zip(hosts, table.addresses, strict=True)):
         path = f"cluster.hosts[{i}].address"
-        if why := malformation(host.address):
-            findings.error(
+        subject = f"the address {host.address!r} of host {host.host_id!r}"
+        if address.malformation is not None:
+            better = _usable(mended(host.address), table)
+            findings.report(
                 "ART-T105",
                 path,
-                f"the address {host.address!r} of host {host.host_id!r} {why}",
-                "give an IPv4 address, an IPv6 address without brackets, or a host name",
+                f"{subject} {address.malformation}",
+                f"write {better!r}"
+                if better is not None
+                else "give an IPv4 address, an IPv6 address without brackets, or a host name",
+                suggestion=(path, better) if better is not None else None,
             )
-        elif is_wildcard(host.address):
-            findings.error(
+        elif address.is_wildcard:
+            findings.report(
                 "ART-T106",
                 path,
-                f"the address {host.address} of host {host.host_id!r} stands for all interfaces "
-                "and cannot be dialed",
+                f"{subject} stands for all interfaces and cannot be dialed",
                 "give the address by which other hosts reach this one",
             )
-        elif len(cluster.hosts) > 1 and is_loopback(host.address):
-            findings.error(
+        elif len(hosts) > 1 and address.is_loopback:
+            findings.report(
                 "ART-T106",
                 path,
-                f"the address {host.address} of host {host.host_id!r} is loopback, but the cluster has "
-                f"{len(cluster.hosts)} hosts",
+                f"{subject} is loopback, but the cluster has {len(hosts)} hosts",
                 "give the address by which other hosts reach this one",
             )
-        elif (address := canonical(host.address)) in first:
-            other = cluster.hosts[first[address]]
-            findings.error(
+        elif address.no_host is not None and not address.is_loopback:
+            findings.report(
+                "ART-T110",
+                path,
+                f"{subject} is {address.no_host}",
+                "give an address that stands for this host on every other one",
+            )
+        elif address.canonical in first:
+            other = hosts[first[address.canonical]]
+            findings.report(
                 "ART-T103",
                 path,
-                f"hosts {other.host_id!r} and {host.host_id!r} have the same address {address}",
+                f"hosts {other.host_id!r} and {host.host_id!r} have the same address {address.canonical}",
                 "give every host its own address; one machine is one host",
-                [f"cluster.hosts[{first[address]}].address"],
+                [f"cluster.hosts[{first[address.canonical]}].address"],
             )
         else:
-            first[address] = i
+            first[address.canonical] = i
 
 
-def _check_gpus(cluster: ClusterSpec, findings: Findings) -> None:
-    for i, host in enumerate(cluster.hosts):
-        repeated = [gpu for gpu, count in Counter(host.gpus).items() if count > 1]
-        if repeated:
-            findings.error(
-                "ART-T107",
-                f"cluster.hosts[{i}].gpus",
-                f"host {host.host_id!r} lists {listed(repeated)} more than once",
-                "list every GPU once",
-            )
-        elif len({type(gpu) for gpu in host.gpus}) > 1:
-            findings.error(
-                "ART-T107",
-                f"cluster.hosts[{i}].gpus",
-                f"host {host.host_id!r} lists GPUs by index and by UUID, so that one could be listed twice",
-                "name all GPUs of a host in the same way",
-            )
+def _usable(text: str | None, table: HostTable) -> str | None:
+    """``text`` if it can be the address of one more host."""
+    if text is None:
+        return None
+    address = read_address(text)
+    if address.is_wildcard or address.no_host or (address.is_loopback and table.spans_hosts):
+        return None
+    return text if address.canonical not in table.by_address else None
 
 
 def _check_controller(table: HostTable, findings: Findings) -> None:
     wanted = table.cluster.controller_host_id
     if wanted is None or not table.ids_are_unique or wanted in table.indices:
         return
-    findings.error(
+    better = closest(wanted, table.names) or table.cluster.hosts[0].host_id
+    findings.report(
         "ART-T104",
         "cluster.controller_host_id",
-        f"there is no host {wanted!r} for the controller",
-        f"name one of {listed(list(table.indices))}, or leave it out for the first",
+        f"there is no host {wanted!r} for the controller; there are {listed(table.names)}",
+        f"name a host of the cluster, such as {better!r}, or leave it out for the first",
+        suggestion=("cluster.controller_host_id", better),
     )

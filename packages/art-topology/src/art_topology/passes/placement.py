@@ -1,58 +1,16 @@
 """Placement: which processes get which GPU or CPU slot of which host."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from art_topology.cluster import CpuPlacement, GpuPlacement
-from art_topology.passes.findings import Findings, listed
+from art_topology.cluster import CpuPlacement, GpuPlacement, HostSpec
+from art_topology.gpus import gpu_key, is_slice
+from art_topology.passes.findings import Findings, Suggestion, closest, listed
 from art_topology.passes.hosts import HostTable
-from art_topology.serving import ModelServiceSpec
+from art_topology.passes.workloads import Workload
 from art_topology.spec import GpuId
-from art_topology.trainer import TrainerMeshSpec
 
-
-class PlacedPart(msgspec.Struct, frozen=True):
-    """A placement and its path in the input."""
-
-    path: str
-    placement: GpuPlacement | CpuPlacement
-
-
-class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """The trainer or one service, as placement sees it."""
-
-    label: str
-    path: str
-    parts: tuple[PlacedPart, ...]
-
-    @property
-    def host_ids(self) -> frozenset[str]:
-        """The hosts it names."""
-        return frozenset(part.placement.host_id for part in self.parts)
-
-    @property
-    def device_kinds(self) -> frozenset[type]:
-        """The kinds of placement it has; one unless ART-T205 was reported."""
-        return frozenset(type(part.placement) for part in self.parts)
-
-
-def workloads_of(
-    trainer: TrainerMeshSpec | None, services: Sequence[ModelServiceSpec]
-) -> tuple[Workload, ...]:
-    """Everything that has placements, the trainer first."""
-    found = []
-    if trainer is not None:
-        parts = tuple(PlacedPart(f"trainer.placements[{i}]", p) for i, p in enumerate(trainer.placements))
-        found.append(Workload(label="the trainer", path="trainer.placements", parts=parts))
-    for k, service in enumerate(services):
-        parts = tuple(
-            PlacedPart(f"services[{k}].members[{i}].placement", member.placement)
-            for i, member in enumerate(service.members)
-        )
-        label = f"service {service.name!r}"
-        found.append(Workload(label=label, path=f"services[{k}].members", parts=parts))
-    return tuple(found)
+type _Placed = tuple[Workload, int, GpuPlacement]
+"""A placement, as a workload and an index."""
 
 
 def check_placements(table: HostTable, workloads: Sequence[Workload], findings: Findings) -> None:
@@ -60,114 +18,236 @@ def check_placements(table: HostTable, workloads: Sequence[Workload], findings: 
     for workload in workloads:
         _check_hosts_exist(table, workload, findings)
         _check_one_kind(workload, findings)
+        _check_slices(workload, findings)
     _check_gpus(table, workloads, findings)
     _check_cpu_slots(table, workloads, findings)
+
+
+def check_leftovers(table: HostTable, workloads: Sequence[Workload], findings: Findings) -> None:
+    """Checks what is worth a second look only in a topology without errors."""
+    if not workloads or findings.has_errors:
+        return
+    _check_free_slots(table, workloads, findings)
+    trained = {
+        (placement.host_id, gpu_key(gpu))
+        for workload in workloads
+        if workload.service is None
+        for placement in workload.placements
+        if any(other.takes_turns for other in workloads) and isinstance(placement, GpuPlacement)
+        for gpu in placement.gpus
+    }
+    for workload in workloads:
+        if workload.takes_turns and not any(
+            (placement.host_id, gpu_key(gpu)) in trained
+            for placement in workload.placements
+            if isinstance(placement, GpuPlacement)
+            for gpu in placement.gpus
+        ):
+            path = f"services[{workload.service}].temporal_sharing"
+            findings.report(
+                "ART-T208",
+                path,
+                f"{workload.label} takes turns with the trainer, but shares no GPU with it",
+                "leave temporal_sharing out, so that both run at the same time",
+                suggestion=(path, False),
+            )
 
 
 def _check_hosts_exist(table: HostTable, workload: Workload, findings: Findings) -> None:
     if not table.ids_are_unique:
         return
-    for part in workload.parts:
-        if part.placement.host_id not in table.indices:
-            findings.error(
-                "ART-T201",
-                f"{part.path}.host_id",
-                f"{workload.label} is placed on host {part.placement.host_id!r}, which is not in the cluster",
-                f"name one of {listed(list(table.indices))}, or add the host to cluster.hosts",
-            )
+    for i, placement in enumerate(workload.placements):
+        if placement.host_id in table.indices:
+            continue
+        path = f"{workload.path_of(i)}.host_id"
+        better = closest(placement.host_id, table.names)
+        findings.report(
+            "ART-T201",
+            path,
+            f"{workload.label} is placed on host {placement.host_id!r}, which is not in the cluster",
+            f"write {better!r}"
+            if better is not None
+            else f"name one of {listed(table.names)}, or add the host to cluster.hosts",
+            suggestion=(path, better) if better is not None else None,
+        )
 
 
 def _check_one_kind(workload: Workload, findings: Findings) -> None:
     if len(workload.device_kinds) < 2:
         return
-    odd = next(
-        part for part in workload.parts if type(part.placement) is not type(workload.parts[0].placement)
-    )
-    findings.error(
+    first = type(workload.placements[0])
+    odd = next(i for i, placement in enumerate(workload.placements) if type(placement) is not first)
+    findings.report(
         "ART-T205",
-        odd.path,
+        workload.path_of(odd),
         f"{workload.label} has processes on GPUs and processes on CPU slots",
         "place all of them on GPUs or all of them on CPU slots",
-        [workload.parts[0].path],
+        [workload.path_of(0)],
     )
+
+
+def _check_slices(workload: Workload, findings: Findings) -> None:
+    if workload.process_count < 2:
+        return
+    for i, placement in enumerate(workload.placements):
+        if isinstance(placement, GpuPlacement) and any(is_slice(gpu) for gpu in placement.gpus):
+            findings.report(
+                "ART-T207",
+                f"{workload.path_of(i)}.gpus",
+                f"{workload.label} has {workload.process_count} processes that communicate by NCCL, and some "
+                "run on MIG slices, between which there is no peer-to-peer transport",
+                "place it on whole GPUs, or make it one process",
+            )
+            return
 
 
 def _check_gpus(table: HostTable, workloads: Sequence[Workload], findings: Findings) -> None:
-    owners: dict[tuple[str, GpuId], tuple[Workload, PlacedPart]] = {}
+    by_host: dict[str, list[_Placed]] = {}
     for workload in workloads:
-        for part in workload.parts:
-            host = table.get(part.placement.host_id)
-            if host is None or isinstance(part.placement, CpuPlacement):
-                continue
-            unknown = [gpu for gpu in part.placement.gpus if gpu not in host.gpus]
-            if unknown:
-                findings.error(
-                    "ART-T202",
-                    f"{part.path}.gpus",
-                    f"host {host.host_id!r} has no GPU {listed(unknown)}; it has "
-                    f"{listed(host.gpus) if host.gpus else 'none'}",
-                    f"use GPUs that host {host.host_id!r} lists, by the same index or UUID",
-                    [f"cluster.hosts[{table.indices[host.host_id]}].gpus"],
-                )
-            _claim_gpus(
-                workload, part, [g for g in part.placement.gpus if g not in unknown], owners, findings
+        for i, placement in enumerate(workload.placements):
+            if isinstance(placement, GpuPlacement):
+                by_host.setdefault(placement.host_id, []).append((workload, i, placement))
+    for host_id, placed in by_host.items():
+        host = table.get(host_id)
+        if host is not None and not _is_plain(host, placed):
+            _check_gpus_of(table, host, placed, findings)
+
+
+def _is_plain(host: HostSpec, placed: list[_Placed]) -> bool:
+    """Whether the host's GPUs are given out once, by a look that costs nothing for each GPU."""
+    wanted: list[GpuId] = []
+    for _, _, placement in placed:
+        wanted += placement.gpus
+    return len(set(wanted)) == len(wanted) and set(wanted) <= set(host.gpus)
+
+
+def _check_gpus_of(table: HostTable, host: HostSpec, placed: list[_Placed], findings: Findings) -> None:
+    offered = {gpu_key(gpu) for gpu in host.gpus}
+    wanted = {gpu_key(gpu) for _, _, placement in placed for gpu in placement.gpus}
+    free = [gpu for gpu in host.gpus if gpu_key(gpu) not in wanted]
+    owners: dict[GpuId, list[tuple[Workload, int]]] = {}
+    for workload, i, placement in placed:
+        path = f"{workload.path_of(i)}.gpus"
+        unknown = [gpu for gpu in placement.gpus if gpu_key(gpu) not in offered]
+        if unknown:
+            better = _replaced(
+                path, placement, set(range(len(placement.gpus))) - _known(placement, offered), free
             )
+            findings.report(
+                "ART-T202",
+                path,
+                f"host {host.host_id!r} has no GPU {listed(unknown)}; it has "
+                f"{listed(host.gpus) if host.gpus else 'none'}",
+                f"use GPUs that host {host.host_id!r} lists, by the same index or UUID" + _instead(better),
+                [f"cluster.hosts[{table.indices[host.host_id]}].gpus"],
+                better,
+            )
+        _claim(workload, i, placement, offered, free, owners, findings)
 
 
-def _claim_gpus(
+def _known(placement: GpuPlacement, offered: set[GpuId]) -> set[int]:
+    return {k for k, gpu in enumerate(placement.gpus) if gpu_key(gpu) in offered}
+
+
+def _replaced(path: str, placement: GpuPlacement, places: set[int], free: list[GpuId]) -> Suggestion:
+    """The placement with free GPUs at ``places``, if there are enough; they are not offered again."""
+    if len(places) > len(free):
+        return None
+    fresh = iter(free[: len(places)])
+    gpus = [next(fresh) if k in places else gpu for k, gpu in enumerate(placement.gpus)]
+    del free[: len(places)]
+    return path, gpus
+
+
+def _instead(suggestion: Suggestion) -> str:
+    return "" if suggestion is None else f", such as {suggestion[1]}"
+
+
+def _claim(
     workload: Workload,
-    part: PlacedPart,
-    gpus: Sequence[GpuId],
-    owners: dict[tuple[str, GpuId], tuple[Workload, PlacedPart]],
+    index: int,
+    placement: GpuPlacement,
+    offered: set[GpuId],
+    free: list[GpuId],
+    owners: dict[GpuId, list[tuple[Workload, int]]],
     findings: Findings,
 ) -> None:
-    host_id = part.placement.host_id
-    taken: dict[str, tuple[Workload, list[GpuId]]] = {}
-    for gpu in gpus:
-        if (host_id, gpu) in owners:
-            owner, owner_part = owners[host_id, gpu]
-            taken.setdefault(owner_part.path, (owner, []))[1].append(gpu)
+    taken: dict[tuple[Workload, int], list[int]] = {}
+    for k, gpu in enumerate(placement.gpus):
+        key = gpu_key(gpu)
+        if key not in offered:
+            continue
+        holders = owners.setdefault(key, [])
+        rival = next((holder for holder in holders if not holder[0].may_share(workload)), None)
+        if rival is None:
+            holders.append((workload, index))
         else:
-            owners[host_id, gpu] = (workload, part)
-    for owner_path, (owner, shared) in taken.items():
+            taken.setdefault(rival, []).append(k)
+    path = f"{workload.path_of(index)}.gpus"
+    for (owner, owner_index), places in taken.items():
+        shared = [placement.gpus[k] for k in places]
+        better = _replaced(path, placement, set(places), free) if len(taken) == 1 else None
+        hint = "give every process a GPU of its own" + _instead(better)
+        service = workload.service if owner.service is None else owner.service
+        if better is None and {owner.service is None, workload.service is None} == {True, False}:
+            better = (f"services[{service}].temporal_sharing", True)
+            hint += ", or let service and trainer take turns: temporal_sharing = true"
         noun = "GPU" if len(shared) == 1 else "GPUs"
-        findings.error(
-            "ART-T203",
-            f"{part.path}.gpus",
-            f"{noun} {listed(shared)} of host {host_id!r} would run a process of {owner.label} and one of "
-            f"{workload.label}"
-            if owner is not workload
-            else f"{noun} {listed(shared)} of host {host_id!r} would run two processes of {workload.label}",
-            "give every process a GPU of its own",
-            [f"{owner_path}.gpus"] if owner_path != part.path else [],
+        who = (
+            f"two processes of {workload.label}"
+            if owner is workload
+            else f"a process of {owner.label} and one of {workload.label}"
         )
+        same = owner is workload and owner_index == index
+        findings.report(
+            "ART-T203",
+            path,
+            f"{noun} {listed(shared)} of host {placement.host_id!r} would run {who}",
+            hint,
+            [] if same else [f"{owner.path_of(owner_index)}.gpus"],
+            better,
+        )
+
+
+def _cpu_parts(workloads: Sequence[Workload]) -> Iterator[tuple[str, CpuPlacement]]:
+    for workload in workloads:
+        for i, placement in enumerate(workload.placements):
+            if isinstance(placement, CpuPlacement):
+                yield f"{workload.path_of(i)}.slots", placement
 
 
 def _check_cpu_slots(table: HostTable, workloads: Sequence[Workload], findings: Findings) -> None:
     wanted: dict[str, int] = {}
     paths: dict[str, list[str]] = {}
-    for part in (part for workload in workloads for part in workload.parts):
-        if isinstance(part.placement, CpuPlacement):
-            host_id = part.placement.host_id
-            wanted[host_id] = wanted.get(host_id, 0) + part.placement.slots
-            paths.setdefault(host_id, []).append(f"{part.path}.slots")
+    for path, placement in _cpu_parts(workloads):
+        wanted[placement.host_id] = wanted.get(placement.host_id, 0) + placement.slots
+        paths.setdefault(placement.host_id, []).append(path)
     for host_id, slots in wanted.items():
         host = table.get(host_id)
         if host is not None and slots > host.cpu_slots:
-            findings.error(
+            path = f"cluster.hosts[{table.indices[host_id]}].cpu_slots"
+            findings.report(
                 "ART-T204",
-                f"cluster.hosts[{table.indices[host_id]}].cpu_slots",
+                path,
                 f"host {host_id!r} has {host.cpu_slots} CPU slots, but {slots} are placed on it",
-                "raise cpu_slots of the host, or place fewer processes on it",
+                f"raise cpu_slots of the host to {slots}, or place fewer processes on it",
                 paths[host_id],
+                (path, slots),
             )
+
+
+def _check_free_slots(table: HostTable, workloads: Sequence[Workload], findings: Findings) -> None:
     offered = sum(host.cpu_slots for host in table.cluster.hosts)
-    if workloads and not findings.has_errors and sum(wanted.values()) == offered:
-        findings.warning(
-            "ART-T206",
-            "cluster.hosts",
-            f"trainer and services take all {offered} CPU slots of the cluster: rollout workers have no place"
-            if offered
-            else "no host of the cluster has a CPU slot: rollout workers have no place",
-            "raise cpu_slots if programs run rollouts in worker processes",
-        )
+    if sum(placement.slots for _, placement in _cpu_parts(workloads)) < offered:
+        return
+    first = table.cluster.hosts[0]
+    findings.report(
+        "ART-T206",
+        "cluster.hosts",
+        f"trainer and services take all {offered} CPU slots of the cluster: rollout workers have no place"
+        if offered
+        else "no host of the cluster has a CPU slot: rollout workers have no place",
+        f"raise cpu_slots if programs run rollouts in worker processes, such as to {first.cpu_slots + 1} on "
+        f"host {first.host_id!r}",
+        suggestion=("cluster.hosts[0].cpu_slots", first.cpu_slots + 1),
+    )

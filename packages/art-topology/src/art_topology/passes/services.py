@@ -1,52 +1,109 @@
-"""Model services: names, members, workers."""
+"""Model services: names, members, workers, and the requests they take."""
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from art_topology.cluster import GpuPlacement
+from art_topology.passes.faults import report_faults
 from art_topology.passes.findings import Findings
+from art_topology.passes.hosts import HostTable
+from art_topology.passes.model_facts import ModelFacts
+from art_topology.passes.service_division import Crew, service_candidates, service_faults
+from art_topology.passes.trainer import resized
 from art_topology.serving import ModelServiceSpec
+
+if TYPE_CHECKING:
+    from art_topology.workload import WorkloadSpec
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of ``max_lora_rank`` that vLLM takes (``vllm.config.lora.MaxLoRARanks``)."""
 
 
-def check_services(services: Sequence[ModelServiceSpec], findings: Findings) -> frozenset[int]:
+def check_services(
+    services: Sequence[ModelServiceSpec],
+    table: HostTable,
+    served: ServedModel,
+    findings: Findings,
+) -> frozenset[int]:
     """Checks every service by itself and returns the indices of those whose workers are settled."""
     _check_names(services, findings)
     settled = set()
     for k, service in enumerate(services):
         _check_lora_rank(service, k, findings)
         distinct = _check_distinct_hosts(service, k, findings)
-        if _check_workers(service, k, findings) and distinct:
+        equal = _check_equal_members(service, k, table, findings)
+        facts = served.facts if served.is_by(service) else None
+        if _check_division(service, k, facts, distinct and equal, findings):
             settled.add(k)
+        if served.is_by(service):
+            _check_requests(service, k, served, findings)
     return frozenset(settled)
+
+
+class ServedModel:
+    """The model and workload of the topology, and which services they are about.
+
+    Args:
+        facts: Of the model; None if it is unknown.
+        workload: What a step asks of the services; None if it is unknown.
+        name: ``base_model`` of the services that serve it; by default that of all, if they have one in
+            common.
+        services: All of the topology.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts | None,
+        workload: WorkloadSpec | None,
+        name: str | None,
+        services: Sequence[ModelServiceSpec],
+    ) -> None:
+        self.facts = facts
+        self.workload = workload
+        names = {service.base_model for service in services}
+        self._name = name if name is not None or len(names) != 1 else next(iter(names))
+
+    def is_by(self, service: ModelServiceSpec) -> bool:
+        """Whether a service serves it."""
+        return service.base_model == self._name
 
 
 def _check_names(services: Sequence[ModelServiceSpec], findings: Findings) -> None:
     first: dict[str, int] = {}
+    names = {service.name for service in services}
     for k, service in enumerate(services):
-        if service.name in first:
-            findings.error(
-                "ART-T401",
-                f"services[{k}].name",
-                f"a second model service has the name {service.name!r}",
-                "give every service a name of its own",
-                [f"services[{first[service.name]}].name"],
-            )
-        first.setdefault(service.name, k)
+        if first.setdefault(service.name, k) == k:
+            continue
+        number = 2
+        while (free := f"{service.name[:100]}-{number}") in names:
+            number += 1
+        names.add(free)
+        findings.report(
+            "ART-T401",
+            f"services[{k}].name",
+            f"a second model service has the name {service.name!r}",
+            f"give every service a name of its own, such as {free!r}",
+            [f"services[{first[service.name]}].name"],
+            (f"services[{k}].name", free),
+        )
 
 
 def _check_lora_rank(service: ModelServiceSpec, k: int, findings: Findings) -> None:
     if service.max_lora_rank in VLLM_LORA_RANKS:
         return
     enough = next((rank for rank in VLLM_LORA_RANKS if rank > service.max_lora_rank), None)
-    findings.error(
+    path = f"services[{k}].max_lora_rank"
+    findings.report(
         "ART-T405",
-        f"services[{k}].max_lora_rank",
+        path,
         f"vLLM does not accept max_lora_rank={service.max_lora_rank} of service {service.name!r}",
         f"use {enough}, which also holds smaller adapters"
         if enough
-        else f"vLLM's largest is {VLLM_LORA_RANKS[-1]}",
+        else f"use vLLM's largest, {VLLM_LORA_RANKS[-1]}, and a smaller adapter",
+        suggestion=(path, enough or VLLM_LORA_RANKS[-1]),
     )
 
 
@@ -54,42 +111,100 @@ def _check_distinct_hosts(service: ModelServiceSpec, k: int, findings: Findings)
     first: dict[str, int] = {}
     distinct = True
     for i, member in enumerate(service.members):
-        if member.host_id in first:
+        if first.setdefault(member.host_id, i) != i:
             distinct = False
-            findings.error(
+            findings.report(
                 "ART-T402",
                 f"services[{k}].members[{i}].placement.host_id",
                 f"service {service.name!r} has two members on host {member.host_id!r}",
                 "merge them into one member, or use two services",
                 [f"services[{k}].members[{first[member.host_id]}].placement.host_id"],
             )
-        first.setdefault(member.host_id, i)
     return distinct
 
 
-def _check_workers(service: ModelServiceSpec, k: int, findings: Findings) -> bool:
+def _check_equal_members(service: ModelServiceSpec, k: int, table: HostTable, findings: Findings) -> bool:
     counts = [member.placement.process_count for member in service.members]
     usual = Counter(counts).most_common(1)[0][0]
     odd = [i for i, count in enumerate(counts) if count != usual]
-    if odd:
-        findings.error(
-            "ART-T403",
-            f"services[{k}].members[{odd[0]}].placement",
-            f"member {odd[0]} of service {service.name!r} has {counts[odd[0]]} workers and member "
-            f"{counts.index(usual)} has {usual}",
-            "give every member equally many workers",
-            [f"services[{k}].members[{i}].placement" for i in [*odd[1:], counts.index(usual)]],
-        )
-        return False
-    parallel, workers = service.parallel, sum(counts)
-    if workers == parallel.world_size:
+    if not odd:
         return True
-    findings.error(
-        "ART-T404",
-        f"services[{k}].parallel",
-        f"service {service.name!r} has {workers} workers ({len(counts)} members with {usual}), "
-        f"but tp*pp*dp = {parallel.tp}*{parallel.pp}*{parallel.dp} = {parallel.world_size}",
-        f"place {parallel.world_size} workers, or choose tp, pp and dp with the product {workers}",
-        [f"services[{k}].members"],
+    path = f"services[{k}].members[{odd[0]}].placement"
+    better = resized(path, service.members[odd[0]].placement, usual, table)
+    findings.report(
+        "ART-T403",
+        path,
+        f"member {odd[0]} of service {service.name!r} has {counts[odd[0]]} workers and member "
+        f"{counts.index(usual)} has {usual}",
+        f"give every member equally many workers: {usual} to this one"
+        + ("" if better is None else f", {better[0].rsplit('.', 1)[-1]} = {better[1]}"),
+        [f"services[{k}].members[{i}].placement" for i in [*odd[1:], counts.index(usual)]],
+        better,
     )
     return False
+
+
+def _check_division(
+    service: ModelServiceSpec, k: int, facts: ModelFacts | None, settled: bool, findings: Findings
+) -> bool:
+    first = service.members[0].placement
+    crew = Crew(
+        name=service.name,
+        path=f"services[{k}].parallel",
+        workers=sum(m.placement.process_count for m in service.members) if settled else None,
+        per_member=first.process_count,
+        members=len(service.members),
+        on_gpus=isinstance(first, GpuPlacement),
+    )
+    faults = report_faults(
+        service.parallel,
+        crew.path,
+        lambda parallel: service_faults(parallel, crew, facts),
+        lambda parallel, name: service_candidates(parallel, name, crew),
+        findings,
+    )
+    return settled and not any(fault.code in ("ART-T404", "ART-T406") for fault in faults)
+
+
+def _check_requests(service: ModelServiceSpec, k: int, served: ServedModel, findings: Findings) -> None:
+    path, longest = f"services[{k}].max_model_len", service.max_model_len
+    positions = served.facts.max_positions if served.facts is not None else None
+    if positions is not None and longest is not None and longest > positions:
+        findings.report(
+            "ART-T811",
+            path,
+            f"service {service.name!r} takes requests of {longest} tokens, but the model was made for "
+            f"{positions}",
+            f"use at most {positions}, unless the model's positions are scaled",
+            suggestion=(path, positions),
+        )
+    workload = served.workload
+    if workload is None:
+        return
+    need = workload.prompt_tokens + workload.completion_tokens
+    if longest is not None and need > longest:
+        findings.report(
+            "ART-T903",
+            path,
+            f"service {service.name!r} takes requests of at most {longest} tokens, but a prompt of "
+            f"{workload.prompt_tokens} and a completion of {workload.completion_tokens} have {need}",
+            f"use at least {need}",
+            ["workload.prompt_tokens", "workload.completion_tokens"],
+            (path, need),
+        )
+    rank = workload.lora_rank
+    if rank is not None and rank > service.max_lora_rank and service.max_lora_rank in VLLM_LORA_RANKS:
+        enough = next((size for size in VLLM_LORA_RANKS if size >= rank), None)
+        findings.report(
+            "ART-T904",
+            f"services[{k}].max_lora_rank",
+            f"service {service.name!r} takes adapters up to rank {service.max_lora_rank}, but rank {rank} is "
+            "trained",
+            f"use max_lora_rank={enough}"
+            if enough
+            else f"train an adapter of at most rank {VLLM_LORA_RANKS[-1]}, vLLM's largest",
+            ["workload.lora_rank"],
+            (f"services[{k}].max_lora_rank", enough)
+            if enough
+            else ("workload.lora_rank", service.max_lora_rank),
+        )

@@ -1,16 +1,26 @@
 """The trainer's rank order and the division of its ranks by the parallel axes."""
 
+from __future__ import annotations
+
 from collections import Counter
 from itertools import pairwise
-from math import prod
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
-from art_topology.passes.findings import Findings, listed
+from art_topology.cluster import CpuPlacement, GpuPlacement
+from art_topology.passes.faults import report_faults
+from art_topology.passes.findings import Findings, Suggestion, listed
 from art_topology.passes.hosts import HostTable
+from art_topology.passes.model_facts import ModelFacts
+from art_topology.passes.pipeline import PATH
+from art_topology.passes.trainer_division import Mesh, trainer_candidates, trainer_faults
 from art_topology.ranks import RankLayout
-from art_topology.trainer import MegatronTopologyConfig, TrainerMeshSpec
+from art_topology.trainer import TrainerMeshSpec
+
+if TYPE_CHECKING:
+    from art_topology.workload import WorkloadSpec
 
 
 class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,57 +33,91 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True):
     expert_layout: RankLayout | None = None
 
 
-def check_trainer(spec: TrainerMeshSpec, table: HostTable, findings: Findings) -> TrainerFacts:
+def check_trainer(
+    spec: TrainerMeshSpec,
+    table: HostTable,
+    facts: ModelFacts | None,
+    workload: WorkloadSpec | None,
+    findings: Findings,
+) -> TrainerFacts:
     """Checks the mesh."""
-    _check_virtual_stages(spec.parallel, findings)
-    if _repeats_a_host(spec, findings):
-        return TrainerFacts()
-    _check_order(spec, table, findings)
-    if _is_unequal(spec, findings):
-        return TrainerFacts()
-    return _divide(spec, findings)
+    repeats = _repeats_a_host(spec, findings)
+    if not repeats:
+        _check_order(spec, table, findings)
+    settled = not repeats and not _is_unequal(spec, table, findings)
+    world = sum(placement.process_count for placement in spec.placements) if settled else None
+    first = spec.placements[0]
+    mesh = Mesh(world=world, per_host=first.process_count, on_gpus=isinstance(first, GpuPlacement))
+    report_faults(
+        spec.parallel,
+        PATH,
+        lambda parallel: trainer_faults(parallel, mesh, facts, workload),
+        lambda parallel, name: trainer_candidates(parallel, name, mesh, facts),
+        findings,
+    )
+    return TrainerFacts() if world is None else _layouts(spec, world)
 
 
-def _check_virtual_stages(parallel: MegatronTopologyConfig, findings: Findings) -> None:
-    vpp, group = parallel.vpp or 1, parallel.vpp_microbatch_group_size
-    if vpp > 1 and parallel.pp == 1:
-        findings.error(
-            "ART-T307",
-            "trainer.parallel.vpp",
-            f"vpp={vpp} interleaves pipeline stages, but pp=1 has only one",
-            "set pp above 1, or leave vpp out",
-        )
-    elif group is not None and vpp == 1:
-        findings.error(
-            "ART-T308",
-            "trainer.parallel.vpp_microbatch_group_size",
-            f"vpp_microbatch_group_size={group} has no meaning without virtual stages (vpp={parallel.vpp})",
-            "set vpp above 1, or leave vpp_microbatch_group_size out",
-        )
-    elif group is not None and group < parallel.pp:
-        findings.error(
-            "ART-T308",
-            "trainer.parallel.vpp_microbatch_group_size",
-            f"vpp_microbatch_group_size={group} is below pp={parallel.pp}: the pipeline would run dry",
-            f"use at least {parallel.pp}, or leave it out for {parallel.pp}",
-        )
+def _layouts(spec: TrainerMeshSpec, world: int) -> TrainerFacts:
+    parallel = spec.parallel
+    stage, rest = divmod(world, parallel.pp)
+    if rest or stage % (parallel.etp * parallel.ep):
+        return TrainerFacts()
+    expert_layout = RankLayout(
+        tp=1,
+        cp=1,
+        dp=stage,
+        pp=parallel.pp,
+        etp=parallel.etp,
+        ep=parallel.ep,
+        expert_dp=stage // (parallel.etp * parallel.ep),
+    )
+    dp, rest = divmod(stage, parallel.tp * parallel.cp)
+    if rest:
+        return TrainerFacts(expert_layout=expert_layout)
+    layout = replace(expert_layout, tp=parallel.tp, cp=parallel.cp, dp=dp)
+    return TrainerFacts(layout=layout, expert_layout=expert_layout)
 
 
 def _repeats_a_host(spec: TrainerMeshSpec, findings: Findings) -> bool:
     first: dict[str, int] = {}
-    repeated = False
+    repeated: list[int] = []
     for i, placement in enumerate(spec.placements):
-        if placement.host_id in first:
-            repeated = True
-            findings.error(
-                "ART-T301",
-                f"trainer.placements[{i}].host_id",
-                f"host {placement.host_id!r} has two trainer placements; the ranks of a host are consecutive",
-                "merge them into one placement",
-                [f"trainer.placements[{first[placement.host_id]}].host_id"],
-            )
-        first.setdefault(placement.host_id, i)
-    return repeated
+        if first.setdefault(placement.host_id, i) != i:
+            repeated.append(i)
+    merged = _merged(spec) if repeated else None
+    for i in repeated:
+        host_id = spec.placements[i].host_id
+        findings.report(
+            "ART-T301",
+            f"trainer.placements[{i}].host_id",
+            f"host {host_id!r} has two trainer placements; the ranks of a host are consecutive",
+            "merge them into one placement",
+            [f"trainer.placements[{first[host_id]}].host_id"],
+            merged,
+        )
+    return bool(repeated)
+
+
+def _merged(spec: TrainerMeshSpec) -> Suggestion:
+    """One placement per host; None where GPUs and CPU slots of a host would be merged."""
+    kept: dict[str, GpuPlacement | CpuPlacement] = {}
+    for placement in spec.placements:
+        before = kept.get(placement.host_id)
+        if before is None:
+            kept[placement.host_id] = placement
+        elif isinstance(before, GpuPlacement) and isinstance(placement, GpuPlacement):
+            kept[placement.host_id] = replace(before, gpus=before.gpus + placement.gpus)
+        elif isinstance(before, CpuPlacement) and isinstance(placement, CpuPlacement):
+            kept[placement.host_id] = replace(before, slots=before.slots + placement.slots)
+        else:
+            return None
+    return "trainer.placements", [_written(placement) for placement in kept.values()]
+
+
+def _written(placement: GpuPlacement | CpuPlacement) -> Any:
+    written = msgspec.to_builtins(placement)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in written.items()}
 
 
 def _check_order(spec: TrainerMeshSpec, table: HostTable, findings: Findings) -> None:
@@ -86,82 +130,48 @@ def _check_order(spec: TrainerMeshSpec, table: HostTable, findings: Findings) ->
     ]
     for (before, host_before, node_before), (i, host, node) in pairwise(known):
         if node < node_before:
-            ordered = [host_id for _, host_id, _ in sorted(known, key=lambda entry: entry[2])]
-            findings.error(
+            in_order = sorted(known, key=lambda entry: entry[2])
+            whole = len(known) == len(spec.placements)
+            findings.report(
                 "ART-T303",
                 f"trainer.placements[{i}]",
                 f"host {host!r} (node rank {node}) comes after "
                 f"host {host_before!r} (node rank {node_before})",
-                f"list the placements in node order: {listed(ordered)}",
+                f"list the placements in node order: {listed([host_id for _, host_id, _ in in_order])}",
                 [f"trainer.placements[{before}]"],
+                ("trainer.placements", [_written(spec.placements[k]) for k, _, _ in in_order])
+                if whole
+                else None,
             )
             return
 
 
-def _is_unequal(spec: TrainerMeshSpec, findings: Findings) -> bool:
+def _is_unequal(spec: TrainerMeshSpec, table: HostTable, findings: Findings) -> bool:
     counts = [placement.process_count for placement in spec.placements]
     usual = Counter(counts).most_common(1)[0][0]
     odd = [i for i, count in enumerate(counts) if count != usual]
     if not odd:
         return False
-    usual_host = spec.placements[counts.index(usual)].host_id
-    findings.error(
+    placement, path = spec.placements[odd[0]], f"trainer.placements[{odd[0]}]"
+    better = resized(path, placement, usual, table)
+    findings.report(
         "ART-T302",
-        f"trainer.placements[{odd[0]}]",
-        f"host {spec.placements[odd[0]].host_id!r} has {counts[odd[0]]} trainer ranks "
-        f"and host {usual_host!r} has {usual}",
-        "place equally many ranks on every host",
+        path,
+        f"host {placement.host_id!r} has {counts[odd[0]]} trainer ranks "
+        f"and host {spec.placements[counts.index(usual)].host_id!r} has {usual}",
+        f"place equally many ranks on every host: {usual} on this one"
+        + ("" if better is None else f", {better[0].rsplit('.', 1)[-1]} = {better[1]}"),
         [f"trainer.placements[{i}]" for i in [*odd[1:], counts.index(usual)]],
+        better,
     )
     return True
 
 
-def _divide(spec: TrainerMeshSpec, findings: Findings) -> TrainerFacts:
-    parallel = spec.parallel
-    world = sum(placement.process_count for placement in spec.placements)
-    if world % parallel.pp:
-        findings.error(
-            "ART-T304",
-            "trainer.parallel.pp",
-            f"{world} trainer ranks cannot be divided into pp={parallel.pp} pipeline stages",
-            f"use a multiple of {parallel.pp} ranks, or another pp",
-        )
-        return TrainerFacts()
-    stage = world // parallel.pp
-    dense = _check_division("ART-T305", parallel, stage, ("tp", "cp"), findings)
-    if not _check_division("ART-T306", parallel, stage, ("etp", "ep"), findings):
-        return TrainerFacts()
-    expert_layout = RankLayout(
-        tp=1,
-        cp=1,
-        dp=stage,
-        pp=parallel.pp,
-        etp=parallel.etp,
-        ep=parallel.ep,
-        expert_dp=stage // (parallel.etp * parallel.ep),
-    )
-    if not dense:
-        return TrainerFacts(expert_layout=expert_layout)
-    dp = stage // (parallel.tp * parallel.cp)
-    layout = replace(expert_layout, tp=parallel.tp, cp=parallel.cp, dp=dp)
-    return TrainerFacts(layout=layout, expert_layout=expert_layout)
-
-
-def _check_division(
-    code: str, parallel: MegatronTopologyConfig, stage: int, axes: tuple[str, str], findings: Findings
-) -> bool:
-    sizes = [int(getattr(parallel, axis)) for axis in axes]
-    unit = prod(sizes)
-    if stage % unit == 0:
-        return True
-    widest = axes[sizes.index(max(sizes))]
-    ranks = (
-        f"{stage} trainer ranks" if parallel.pp == 1 else f"the {stage} ranks of each of {parallel.pp} stages"
-    )
-    findings.error(
-        code,
-        f"trainer.parallel.{widest}",
-        f"{ranks} cannot be divided into groups of {axes[0]}*{axes[1]} = {sizes[0]}*{sizes[1]} = {unit}",
-        f"use a multiple of {unit * parallel.pp} ranks in all, or smaller {axes[0]} and {axes[1]}",
-    )
-    return False
+def resized(path: str, placement: GpuPlacement | CpuPlacement, count: int, table: HostTable) -> Suggestion:
+    """The placement with another number of processes, as far as its host has the GPUs."""
+    if isinstance(placement, CpuPlacement):
+        return f"{path}.slots", count
+    host = table.get(placement.host_id)
+    more = [] if host is None else [gpu for gpu in host.gpus if gpu not in placement.gpus]
+    gpus = [*placement.gpus, *more][:count]
+    return (f"{path}.gpus", gpus) if len(gpus) == count else None

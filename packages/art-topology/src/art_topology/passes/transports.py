@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 
 from art_topology.cluster import ClusterSpec, GpuPlacement
 from art_topology.passes.findings import Findings
-from art_topology.passes.placement import Workload
 from art_topology.passes.trainer import TrainerFacts
+from art_topology.passes.workloads import Workload
 from art_topology.serving import ModelServiceSpec
 from art_topology.trainer import TrainerMeshSpec
 
@@ -24,24 +24,29 @@ def check_nccl(cluster: ClusterSpec, workloads: Sequence[Workload], findings: Fi
     ]
     if spanning:
         labels = " and ".join(f"{workload.label} ({len(workload.host_ids)} hosts)" for workload in spanning)
-        findings.error(
+        findings.report(
             "ART-T601",
             "cluster.nccl_transport",
             f"GPU processes of {labels} talk across hosts, but no NCCL network is named",
             'name the network as it registers with NCCL, such as NcclTransportSpec(net_name="IB"), '
             "and set NCCL_NET to the same name on every host",
             [workload.path for workload in spanning],
+            ("cluster.nccl_transport", {"net_name": "IB"}),
         )
 
 
 def _check_net_name(name: str, findings: Findings) -> None:
     path = "cluster.nccl_transport.net_name"
-    hint = 'use the name under which the network registers with NCCL, such as "IB"'
-    if "".join(name.split()).lower() == "socket":
-        findings.error("ART-T602", path, f"the NCCL network {name!r} is the slow fallback over TCP", hint)
+    word = "".join(name.split())
+    better = word if word and word.lower() != "socket" else "IB"
+    hint = f'use the name under which the network registers with NCCL, such as "{better}"'
+    if word.lower() == "socket":
+        message = f"the NCCL network {name!r} is the slow fallback over TCP"
+        findings.report("ART-T602", path, message, hint, suggestion=(path, better))
     elif not name or any(character.isspace() for character in name):
         what = "has white space in it" if name else "is empty"
-        findings.error("ART-T603", path, f"the name {name!r} of the NCCL network {what}", hint)
+        message = f"the name {name!r} of the NCCL network {what}"
+        findings.report("ART-T603", path, message, hint, suggestion=(path, better))
 
 
 def check_nixl(
@@ -60,23 +65,25 @@ def check_nixl(
         per_host = trainer.placements[0].process_count
         if layout.crosses_hosts("ep", per_host):
             block = layout.etp * layout.ep
-            findings.error(
+            findings.report(
                 "ART-T701",
                 "trainer.parallel.ep",
                 f"hosts of {per_host} ranks do not hold whole expert groups of etp*ep = "
                 f"{layout.etp}*{layout.ep} = {block}: plain collectives would carry tokens between hosts",
                 f"{_NIXL_HINT}, or choose etp*ep so that it divides {per_host}",
+                suggestion=("cluster.nixl_transport", {}),
             )
     for k, service in enumerate(services):
         if k in settled and _experts_cross_hosts(service):
             parallel = service.parallel
-            findings.error(
+            findings.report(
                 "ART-T701",
                 f"services[{k}].parallel.expert_parallel",
                 f"service {service.name!r} divides experts among tp*dp = {parallel.tp}*{parallel.dp} workers "
                 f"on several of its {len(service.members)} hosts: plain collectives would carry tokens "
                 "between them",
                 f"{_NIXL_HINT}, or keep the experts of a stage on one host by pp",
+                suggestion=("cluster.nixl_transport", {}),
             )
 
 

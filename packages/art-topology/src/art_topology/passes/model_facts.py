@@ -1,0 +1,89 @@
+"""The sizes of a model that parallelism has to divide."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from art_topology.models import LayerShape, ModelDescription
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What occurs in some layer, each size once and ascending.
+
+    Args:
+        layers: Decoder layers.
+        mtp_layers: Multi-token prediction layers.
+        query_heads: Heads of queries; of compressed attention also its output groups.
+        kv_heads: Key and value heads of grouped-query attention.
+        linear_heads: Key and value heads of linear attention.
+        mlp_widths: Of dense MLPs and shared experts.
+        experts: Routed experts of a layer.
+        expert_widths: Of routed experts.
+        vocab_size: Tokens of the vocabulary.
+        max_positions: Longest context the model was made for, in tokens, if it is known.
+    """
+
+    layers: int
+    mtp_layers: int
+    query_heads: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    linear_heads: tuple[int, ...]
+    mlp_widths: tuple[int, ...]
+    experts: tuple[int, ...]
+    expert_widths: tuple[int, ...]
+    vocab_size: int
+    max_positions: int | None
+
+
+def facts_of(model: ModelDescription) -> ModelFacts:
+    """Collects them."""
+    found: dict[str, set[int]] = {
+        name: set()
+        for name in ("query_heads", "kv_heads", "linear_heads", "mlp_widths", "experts", "expert_widths")
+    }
+    seen: set[tuple[object, object]] = set()
+    for layer in (*model.layers, *model.mtp_layers):
+        if (layer.attention, layer.mlp) not in seen:
+            seen.add((layer.attention, layer.mlp))
+            _add(layer, found)
+    return ModelFacts(
+        layers=len(model.layers),
+        mtp_layers=len(model.mtp_layers),
+        vocab_size=model.vocab_size,
+        max_positions=model.max_position_embeddings,
+        **{name: tuple(sorted(sizes)) for name, sizes in found.items()},
+    )
+
+
+def _add(layer: LayerShape, found: dict[str, set[int]]) -> None:
+    from art_topology.models import (
+        CompressedAttentionShape,
+        DenseShape,
+        GatedDeltaNetShape,
+        GqaShape,
+        MlaShape,
+    )
+
+    match layer.attention:
+        case GqaShape(query_heads=heads, kv_heads=kv_heads, shares_kv=shares_kv):
+            found["query_heads"].add(heads)
+            if not shares_kv:
+                found["kv_heads"].add(kv_heads)
+        case MlaShape(heads=heads):
+            found["query_heads"].add(heads)
+        case CompressedAttentionShape(heads=heads, output_groups=groups):
+            found["query_heads"] |= {heads, groups}
+        case GatedDeltaNetShape(key_heads=key_heads, value_heads=value_heads):
+            found["linear_heads"] |= {key_heads, value_heads}
+    if layer.mlp is None:
+        return
+    if isinstance(layer.mlp, DenseShape):
+        found["mlp_widths"].add(layer.mlp.inner_size)
+        return
+    found["experts"].add(layer.mlp.experts)
+    found["expert_widths"].add(layer.mlp.expert_size)
+    if layer.mlp.shared_size:
+        found["mlp_widths"].add(layer.mlp.shared_size)

@@ -1,0 +1,288 @@
+"""The division of the trainer's model among its ranks, as a pure function of the parallelism.
+
+Sources: ``parallel_state.initialize_model_parallel``, ``ModelParallelConfig.__post_init__`` and
+``TransformerConfig.__post_init__`` of megatron-core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from art_topology.passes.dimensions import linear_fault, tensor_faults, undivided_expert
+from art_topology.passes.faults import Fault, divisors, nearest
+from art_topology.passes.model_facts import ModelFacts
+from art_topology.passes.pipeline import PATH, balanced_layout, pipeline_faults, virtual_stages, widest_stage
+from art_topology.trainer import MegatronTopologyConfig
+
+if TYPE_CHECKING:
+    from art_topology.workload import WorkloadSpec
+
+
+class Mesh(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks are: how many, and how many of them on each host.
+
+    ``world`` is None where it is in doubt. ``on_gpus`` says whether they are GPUs.
+    """
+
+    world: int | None
+    per_host: int
+    on_gpus: bool
+
+
+def trainer_faults(
+    parallel: MegatronTopologyConfig, mesh: Mesh, facts: ModelFacts | None, workload: WorkloadSpec | None
+) -> list[Fault]:
+    """Everything that is wrong with the division."""
+    found = pipeline_faults(parallel, facts) + _sequence_parallel(parallel, facts)
+    divided = mesh.world is not None and _divide(parallel, mesh, mesh.world, found)
+    if facts is not None:
+        found += _model(parallel, facts)
+    if workload is not None:
+        found += _workload(parallel, mesh if divided else None, facts, workload, stages_are_right=not found)
+    return found
+
+
+def divides_tokens(parallel: MegatronTopologyConfig) -> bool:
+    """Whether sequence parallelism is on."""
+    return parallel.tp > 1 if parallel.sequence_parallel is None else parallel.sequence_parallel
+
+
+def trainer_candidates(
+    parallel: MegatronTopologyConfig, name: str, mesh: Mesh, facts: ModelFacts | None
+) -> Iterable[Any]:
+    """Values of a field that are worth trying."""
+    value = getattr(parallel, name)
+    match name:
+        case "pipeline_layout":
+            better = balanced_layout(parallel, facts) if facts is not None else None
+            return [*([better] if better not in (None, value) else []), None]
+        case "sequence_parallel":
+            return [None, True]
+        case "account_for_embedding_in_pipeline_split" | "account_for_loss_in_pipeline_split":
+            return [False]
+        case "vpp":
+            return [None, *nearest(range(2, 17), value or 1)]
+        case "vpp_microbatch_group_size":
+            return [parallel.pp, None]
+        case "num_layers_in_first_pipeline_stage" | "num_layers_in_last_pipeline_stage":
+            most = max(facts.layers if facts is not None else 0, value or 0) + (parallel.vpp or 1)
+            return [*sorted(range(1, min(most, 4096)), key=lambda n: (abs(n - value), n)), None]
+        case _:
+            return nearest(divisors(mesh.world if mesh.world is not None else value), value)
+
+
+def _sequence_parallel(parallel: MegatronTopologyConfig, facts: ModelFacts | None) -> list[Fault]:
+    path = f"{PATH}.sequence_parallel"
+    if parallel.sequence_parallel and parallel.tp == 1:
+        message = "sequence_parallel divides tokens among the tp ranks, but tp=1"
+        return [
+            Fault(
+                code="ART-T310",
+                path=path,
+                message=message,
+                otherwise="set tp above 1",
+                fields=("sequence_parallel",),
+            )
+        ]
+    has_experts = parallel.ep * parallel.etp > 1 or (facts is not None and bool(facts.experts))
+    if parallel.sequence_parallel is False and parallel.tp > 1 and has_experts:
+        message = f"the experts of a model with tp={parallel.tp} train only with sequence parallelism"
+        return [Fault(code="ART-T311", path=path, message=message, fields=("sequence_parallel",))]
+    return []
+
+
+def _divide(parallel: MegatronTopologyConfig, mesh: Mesh, world: int, found: list[Fault]) -> bool:
+    """Adds what is wrong with the division of the ranks; returns whether nothing is."""
+    if world % parallel.pp:
+        found.append(
+            Fault(
+                code="ART-T304",
+                path=f"{PATH}.pp",
+                message=f"{world} trainer ranks cannot be divided into pp={parallel.pp} pipeline stages",
+                otherwise=f"a multiple of {parallel.pp} ranks",
+                fields=("pp",),
+            )
+        )
+        return False
+    stage, before = world // parallel.pp, len(found)
+    for code, axes in (("ART-T305", ("tp", "cp")), ("ART-T306", ("etp", "ep"))):
+        sizes = [int(getattr(parallel, axis)) for axis in axes]
+        unit = prod(sizes)
+        if stage % unit == 0:
+            continue
+        widest = axes[sizes.index(max(sizes))]
+        ranks = (
+            f"{stage} trainer ranks"
+            if parallel.pp == 1
+            else (f"the {stage} ranks of each of {parallel.pp} stages")
+        )
+        found.append(
+            Fault(
+                code=code,
+                path=f"{PATH}.{widest}",
+                message=f"{ranks} cannot be divided into groups of "
+                f"{axes[0]}*{axes[1]} = {sizes[0]}*{sizes[1]} = {unit}",
+                otherwise=f"a multiple of {unit * parallel.pp} ranks in all",
+                fields=(widest, *(axis for axis in axes if axis != widest)),
+            )
+        )
+    if len(found) > before:
+        return False
+    if mesh.on_gpus and world > mesh.per_host:
+        for axis in ("tp", "etp"):
+            size = int(getattr(parallel, axis))
+            if mesh.per_host % size:
+                found.append(
+                    Fault(
+                        code="ART-T309",
+                        path=f"{PATH}.{axis}",
+                        message=f"hosts of {mesh.per_host} ranks do not hold whole groups of {axis}={size}: "
+                        "every layer would wait for the network between hosts",
+                        fields=(axis,),
+                    )
+                )
+    return True
+
+
+def _model(parallel: MegatronTopologyConfig, facts: ModelFacts) -> list[Fault]:
+    found = tensor_faults(facts, parallel.tp, PATH, padded=False)
+    unit = parallel.tp * parallel.cp
+    found += linear_fault(
+        facts, unit, f"tp*cp = {parallel.tp}*{parallel.cp} = {unit}", f"{PATH}.cp", ("cp", "tp")
+    )
+    if not facts.experts:
+        found += [
+            Fault(
+                code="ART-T806",
+                path=f"{PATH}.{axis}",
+                message=f"{axis}={getattr(parallel, axis)} divides experts, but the model has none",
+                fields=(axis,),
+            )
+            for axis in ("ep", "etp")
+            if getattr(parallel, axis) > 1
+        ]
+        return found
+    uneven = next((count for count in facts.experts if count % parallel.ep), None)
+    if uneven is not None:
+        message = f"ep={parallel.ep} does not divide the {uneven} experts of a layer"
+        found.append(Fault(code="ART-T807", path=f"{PATH}.ep", message=message, fields=("ep",)))
+    if (width := undivided_expert(facts, parallel.etp)) is not None:
+        message = f"etp={parallel.etp} does not divide an expert's width of {width}"
+        found.append(Fault(code="ART-T808", path=f"{PATH}.etp", message=message, fields=("etp",)))
+    return found
+
+
+def _workload(
+    parallel: MegatronTopologyConfig,
+    mesh: Mesh | None,
+    facts: ModelFacts | None,
+    workload: WorkloadSpec,
+    *,
+    stages_are_right: bool,
+) -> list[Fault]:
+    found = _row(parallel, workload) + _recompute(parallel, facts, workload, stages_are_right)
+    if mesh is None or mesh.world is None:
+        return found
+    dp = mesh.world // (parallel.tp * parallel.cp * parallel.pp)
+    rows = workload.rows_per_step
+    if rows < dp:
+        groups = -(-workload.groups_per_step * dp // rows)
+        found.append(
+            Fault(
+                code="ART-T905",
+                path="workload.groups_per_step",
+                message=f"the groups of a step fill about {rows} rows of "
+                f"{workload.packed_sequence_length} tokens, but there are dp={dp} "
+                "data-parallel ranks: some would have nothing to do",
+                otherwise=f"use {groups} groups per step, or less data parallelism",
+                suggestion=("workload.groups_per_step", groups),
+            )
+        )
+        return found
+    return found + _microbatches(parallel, -(-rows // dp), workload)
+
+
+def _row(parallel: MegatronTopologyConfig, workload: WorkloadSpec) -> list[Fault]:
+    length, path = workload.packed_sequence_length, "workload.packed_sequence_length"
+    unit = parallel.cp * (parallel.tp if divides_tokens(parallel) else 1)
+    need = workload.prompt_tokens + workload.completion_tokens
+    fits = -(-max(length, need) // unit) * unit
+    found = []
+    if length % unit:
+        by = "cp" if length % parallel.cp else "tp"
+        said = (
+            f"cp={parallel.cp}"
+            if unit == parallel.cp
+            else f"tp*cp = {parallel.tp}*{parallel.cp} = {unit} (with sequence parallelism)"
+        )
+        found.append(
+            Fault(
+                code="ART-T901",
+                path=path,
+                message=f"a row of {length} tokens cannot be divided by {said}",
+                otherwise=f"use {fits}",
+                suggestion=(path, fits),
+                related=(f"{PATH}.{by}",),
+            )
+        )
+    if need > length:
+        found.append(
+            Fault(
+                code="ART-T902",
+                path=path,
+                message=f"a row of {length} tokens does not hold a prompt of {workload.prompt_tokens} and a "
+                f"completion of {workload.completion_tokens} tokens",
+                otherwise=f"use at least {fits}",
+                suggestion=(path, fits),
+                related=("workload.prompt_tokens", "workload.completion_tokens"),
+            )
+        )
+    return found
+
+
+def _recompute(
+    parallel: MegatronTopologyConfig,
+    facts: ModelFacts | None,
+    workload: WorkloadSpec,
+    stages_are_right: bool,
+) -> list[Fault]:
+    layers, path = workload.recompute_layers, "workload.recompute_layers"
+    if layers is None:
+        return []
+    if workload.recompute != "full":
+        message = f"recompute_layers={layers} has no meaning with recompute = {workload.recompute!r}"
+        otherwise, better = 'leave it out, or set recompute = "full"', None
+    elif facts is not None and stages_are_right and layers > (most := widest_stage(parallel, facts)):
+        message = f"recompute_layers={layers}, but no stage has more than {most} layers"
+        otherwise, better = f"use {most}, or leave it out for all", most
+    else:
+        return []
+    return [
+        Fault(code="ART-T907", path=path, message=message, otherwise=otherwise, suggestion=(path, better))
+    ]
+
+
+def _microbatches(parallel: MegatronTopologyConfig, count: int, workload: WorkloadSpec) -> list[Fault]:
+    vpp = virtual_stages(parallel)
+    if vpp is None or vpp == 1:
+        return []
+    group = parallel.vpp_microbatch_group_size or parallel.pp
+    rest = count % group
+    if group <= count and not 0 < rest < parallel.pp:
+        return []
+    groups = -(-workload.groups_per_step * (count - rest + group) // count)
+    return [
+        Fault(
+            code="ART-T906",
+            path="workload.groups_per_step",
+            message=f"a step has about {count} microbatches on each rank, which do not fill groups of {group}"
+            + (f": {rest} are left over, fewer than pp={parallel.pp}" if group <= count else ""),
+            otherwise=f"use {groups} groups per step, or a smaller vpp_microbatch_group_size of at least "
+            f"pp={parallel.pp}",
+            suggestion=("workload.groups_per_step", groups),
+        )
+    ]
