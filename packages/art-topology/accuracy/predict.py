@@ -7,6 +7,8 @@ from functools import cache
 from typing import Any
 
 import msgspec
+
+from accuracy.rows import HERE, Layout, Row
 from art_topology.cost import rollout_cost, trainer_step_cost
 from art_topology.hardware import HardwareTable, Machine, load_hardware
 from art_topology.memory import MemoryEstimate, trainer_memory
@@ -23,8 +25,6 @@ from art_topology.ranks import RankLayout
 from art_topology.serving import VllmParallelSpec
 from art_topology.stages import StageLayout, parse_layout
 from art_topology.workload import WorkloadSpec
-
-from accuracy.rows import HERE, Layout, Row
 
 STATIC_PARTS = ("weights", "gradients", "optimizer", "adapter")
 """Beginnings of the names of what a rank holds between steps."""
@@ -124,7 +124,10 @@ def stages_of(layout: Layout, num_layers: int, mtp: int = 0) -> StageLayout:
 
 def workload_of(row: Row) -> WorkloadSpec:
     """A training step of separate sequences: ``global_batch`` of them, ``micro_batch`` packed into a row."""
-    assert row.sequence_length and row.global_batch and row.micro_batch and row.recompute
+    assert row.sequence_length
+    assert row.global_batch
+    assert row.micro_batch
+    assert row.recompute
     return WorkloadSpec(
         packed_sequence_length=row.sequence_length * row.micro_batch,
         groups_per_step=row.global_batch,
@@ -174,7 +177,9 @@ def _memory(row: Row) -> Prediction:
 
 
 def _step(row: Row, workload: WorkloadSpec) -> Prediction:
-    assert row.layout is not None and row.machine is not None and row.gpus is not None
+    assert row.layout is not None
+    assert row.machine is not None
+    assert row.gpus is not None
     model = model_of(row)
     stages = stages_of(row.layout, len(model.layers), row.mtp_layers)
     machine = machine_of(row.machine)
@@ -192,8 +197,13 @@ def _step_time(row: Row) -> Prediction:
 
 def _rl_step(row: Row) -> Prediction:
     """Generation, then log-probabilities (a forward pass: a third of training), then the updates."""
-    assert row.samples and row.mean_sequence_length and row.global_batch and row.generation_tp
-    assert row.machine is not None and row.gpus is not None and row.sequence_length is not None
+    assert row.samples
+    assert row.mean_sequence_length
+    assert row.global_batch
+    assert row.generation_tp
+    assert row.machine is not None
+    assert row.gpus is not None
+    assert row.sequence_length is not None
     step = WorkloadSpec(
         packed_sequence_length=row.sequence_length,
         groups_per_step=row.samples // RL_GROUP_SIZE,

@@ -151,9 +151,7 @@ def load_rows(folder: Path = HERE / "rows") -> tuple[Row, ...]:
 
 def load_excluded(path: Path = HERE / "excluded.toml") -> tuple[Excluded, ...]:
     """What was left out."""
-    return msgspec.convert(
-        tomllib.loads(path.read_text(encoding="utf-8"))["excluded"], tuple[Excluded, ...]
-    )
+    return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8"))["excluded"], tuple[Excluded, ...])
 
 
 def scored_digest(rows: tuple[Row, ...]) -> str:
@@ -177,7 +175,7 @@ def _checked(row: Row) -> Row:
             raise RowError(f"row {row.id!r}: {layout} is not {row.gpus} GPUs")
         if row.kind != "rl_step" and row.global_batch % (row.micro_batch * layout.dp):
             raise RowError(
-                f"row {row.id!r}: {row.global_batch} sequences are not whole micro batches of {row.micro_batch} "
-                f"on {layout.dp} data-parallel copies"
+                f"row {row.id!r}: {row.global_batch} sequences are not whole micro batches of "
+                f"{row.micro_batch} on {layout.dp} data-parallel copies"
             )
     return row
