@@ -1,8 +1,8 @@
 """What this project's own runs measured, predicted: GLM-5.2 on B300 and layouts across hosts of H200.
 
 The runs' workloads are known only in part (rows of 128K tokens, LoRA, completion-heavy); the rest is ``ROWS``
-and ``WORKLOAD`` below, fixed before the first prediction. Ratios between layouts are compared, since they depend
-little on what is not known.
+and ``WORKLOAD`` below, fixed before the first prediction. Ratios between layouts are compared, since they
+depend little on what is not known.
 """
 
 from __future__ import annotations
