@@ -1,6 +1,7 @@
 """Specs refuse contradictions, survive the wire, and event sequences allow exactly the documented orders."""
 
 import itertools
+import math
 import subprocess
 import sys
 
@@ -26,6 +27,11 @@ from art_trainer import (
     TrainerRuntimeSpec,
     TrainingRunSpec,
 )
+
+
+def runtime(**changes):
+    return TrainerRuntimeSpec(**{"model_path": "m", "packed_sequence_length": 1, **changes})
+
 
 MANIFEST = SnapshotManifest(1, "{}", (), 0, "", InlineLocation(b""))
 EVENTS = {
@@ -103,6 +109,24 @@ def test_specs_survive_the_wire_and_refuse_unknown_fields():
             lambda: TrainerRuntimeSpec(model_path="m", packed_sequence_length=1, snapshot_capacity=0),
             "snapshot_capacity is 0",
         ),
+        (lambda: LoraSpec(rank="8"), r"LoraSpec.rank is the str '8'; .* for example rank=8"),
+        (lambda: LoraSpec(rank=10**6), "from 1 to 4096"),
+        (lambda: LoraSpec(alpha=math.nan), "alpha is nan"),
+        (lambda: LoraSpec(alpha=True), "alpha is the bool True"),
+        (
+            lambda: LoraSpec(target_modules="q_proj"),
+            "target_modules is the str 'q_proj'; it must be of tuple",
+        ),
+        (lambda: AdamWSpec(beta2="0.9"), r"beta2 is the str '0.9'; it must be a number in \[0, 1\)"),
+        (lambda: AdamWSpec(epsilon=math.inf), "epsilon is inf"),
+        (lambda: runtime(threads=1.0), "threads is the float 1.0"),
+        (lambda: runtime(seed=-1), "seed is -1; it must be a whole number from 0"),
+        (lambda: runtime(dtype="float16"), "dtype is 'float16'; it must be 'float32' or 'bfloat16'"),
+        (lambda: runtime(lora=None), "lora is the NoneType None; it must be of LoraSpec"),
+        (lambda: runtime(topology=1), "it must be of MegatronTopologyConfig"),
+        (lambda: runtime(model_path=1), "model_path is the int 1; it must be of str"),
+        (lambda: runtime(packed_sequence_length=10**9), "packed_sequence_length is 1000000000"),
+        (lambda: TrainingRunSpec(run_id=1), "run_id is the int 1"),
         (lambda: TrainingRunSpec(run_id="a b"), "run_id is 'a b'"),
         (lambda: TrainingRunSpec(run_id="a", resume_from="latest"), "generations_dir is None"),
     ],

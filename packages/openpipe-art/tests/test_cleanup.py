@@ -1,6 +1,7 @@
 """What a run leaves is found by its id and removed; what is not its own stays."""
 
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -9,10 +10,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from art.distributed import StartupError, processes
+from art.distributed import StartupError, custodian_watch, processes
 from art.distributed.cleanup import processes_of, segments_of, sweep_dead_runs
 from art.distributed.processes import ProcessId, boot_id, exit_cause, identify, send_signal, wait_ended
 from art.distributed.registry import Registry, RunEntry
@@ -212,6 +214,97 @@ def test_without_its_custodian_the_next_start_cleans_up(state: Path) -> None:
         assert "its controller and its custodian are gone; cleaned up now: 1 processes ended" in lines[0]
     finally:
         run.close()
+
+
+def custodian_after(state: Path, before: ProcessId | None) -> ProcessId:
+    """The run's custodian, once it is another one than ``before``."""
+    deadline = time.monotonic() + 10
+    while (found := Registry(state).runs()[0].custodian) in (None, before):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert found is not None
+    return found
+
+
+def test_a_killed_custodian_is_replaced_and_cleans_up_as_the_first_would(state: Path) -> None:
+    controller, run_id, temp_dir = start_controller()
+    first = custodian_after(state, None)
+    killed = time.monotonic()
+    send_signal(first, signal.SIGKILL)
+    second = custodian_after(state, first)
+    assert time.monotonic() - killed < 5
+    assert second.alive()
+    controller.kill()
+    controller.wait()
+    wait_until_gone(run_id, temp_dir, 20)
+    (report,) = sweep_dead_runs(Registry(state))
+    assert report.swept_by == "custodian"
+    assert [found.command for found in report.processes]
+
+
+def test_a_killed_custodian_is_told_and_the_run_closes_as_ever(state: Path) -> None:
+    told: queue.Queue[str] = queue.Queue()
+    run = Run.start(announce=lambda report: pytest.fail(report.line()), tell=told.put)
+    first = custodian_after(state, None)
+    send_signal(first, signal.SIGKILL)
+    line = told.get(timeout=10)
+    second = custodian_after(state, first)
+    assert f"(pid {first.pid}), which cleans up after a kill, was killed by SIGKILL" in line
+    assert line.endswith(f"another took its place (pid {second.pid})")
+    segment = plant_segment(run.run_id)
+    run.close()
+    assert not second.alive()
+    assert not segment.exists()
+    assert sweep_dead_runs(Registry(state)) == []
+    assert told.empty()
+
+
+def test_a_custodian_that_cannot_be_replaced_is_told_once_and_tried_again(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(custodian_watch, "_TRY_AGAIN_S", 0.2)
+    run = Run.start(tell=told.put)
+    first = custodian_after(state, None)
+    real, calls = custodian_watch.spawner().spawn, iter([OSError("no more processes")] * 3)
+
+    def spawn(*arguments: Any, **options: Any) -> Any:
+        error = next(calls, None)
+        if error is not None:
+            raise error
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(custodian_watch.spawner(), "spawn", spawn)
+    send_signal(first, signal.SIGKILL)
+    assert "another does not start: no more processes" in told.get(timeout=10)
+    assert "another took its place" in told.get(timeout=10)
+    assert custodian_after(state, first).alive()
+    run.close()
+
+
+def test_told_reports_are_kept_for_a_month_and_not_more_than_fifty(state: Path) -> None:
+    registry = Registry(state)
+    told = state / "reports" / "told"
+    for number in range(60):
+        path = told / f"{number:03}.json"
+        path.write_text("{}")
+        os.utime(path, (time.time() - number * 3600,) * 2)
+    old = [told / "old.json", told / "old.unreadable", state / "runs" / "old.unreadable"]
+    old += [state / "runs" / ".x.json.123", state / "reports" / ".x.json.123"]
+    fresh = [state / "runs" / "new.unreadable", state / "runs" / ".y.json.123"]
+    for path in [*old, *fresh]:
+        path.write_text("{")
+    for path in old:
+        os.utime(path, (time.time() - 31 * 24 * 3600,) * 2)
+    run = Run.start()
+    run.close()
+    assert sorted(path.name for path in told.iterdir()) == [f"{number:03}.json" for number in range(50)]
+    assert not [path for path in old if path.exists()]
+    assert all(path.exists() for path in fresh)
+    for path in told.iterdir():
+        os.utime(path, (time.time() - 31 * 24 * 3600,) * 2)
+    assert registry.take_reports() == []
+    assert list(told.iterdir()) == []
 
 
 def test_a_custodian_is_not_stopped_by_a_terminals_signals(state: Path) -> None:

@@ -34,8 +34,19 @@ def test_nothing_changes_after_a_backend_took_the_default() -> None:
     assert art.get_megatron_runtime_config() == taken
 
 
-@pytest.mark.parametrize("wrong", [{"packed_sequence_length": 0}, {"snapshot_capacity": 0}])
-def test_numbers_are_checked(wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"packed_sequence_length": 0}, "is 0; it must be a whole number from 1 to 16777216"),
+        ({"packed_sequence_length": 2048.0}, "the float 2048.0"),
+        ({"packed_sequence_length": "2048"}, "the str '2048'"),
+        ({"packed_sequence_length": 10**12}, "to 16777216"),
+        ({"snapshot_capacity": 0}, "is 0"),
+        ({"snapshot_capacity": True}, "the bool True"),
+        ({"topology": "tp=1"}, r"the str 'tp=1'; .*art\.MegatronTopologyConfig\(\)"),
+    ],
+)
+def test_values_are_checked(wrong: dict[str, object], said: str) -> None:
     (name,) = wrong
-    with pytest.raises(ValueError, match=f"{name} is 0"):
+    with pytest.raises(ValueError, match=f"^{name} is .*{said.removeprefix('is ')}"):
         art.init_megatron_runtime_config(**wrong)  # type: ignore[arg-type]

@@ -1,7 +1,14 @@
 """The model: what a backend sets travels with it; without a backend it says what is missing."""
 
-from collections.abc import Iterable
+import asyncio
+import gc
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import art
@@ -63,16 +70,126 @@ async def test_an_unregistered_model_says_so() -> None:
         await made.train([])
 
 
-def test_unknown_fields_are_refused() -> None:
-    with pytest.raises(ValueError, match="extra"):
-        art.TrainableModel(name="a", project="b", base_model="c", base_modell="d")
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"base_modell": "d"}, r"it has no field 'base_modell'; did you mean 'base_model'\?"),
+        ({"name": "a/b"}, r"name is 'a/b', which cannot name a folder"),
+        ({"project": " "}, "project is empty"),
+        ({"base_model": 3}, "base_model is the int 3; it must be a text in quotes"),
+        ({"run_name": ".."}, r"run_name is '\.\.'"),
+    ],
+)
+def test_wrong_fields_are_refused_with_the_line_of_the_program(fields: dict[str, object], said: str) -> None:
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.raises(art.SettingError, match=said) as caught:
+        art.TrainableModel(**{"name": "a", "project": "b", "base_model": "c", **fields})
+    assert f"{__file__}:{line}, in test_wrong_fields" in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+def test_a_missing_field_shows_how_a_model_is_made() -> None:
+    with pytest.raises(art.SettingError, match=r"project is missing.*art\.TrainableModel\(name='my-task'"):
+        art.TrainableModel(name="a", base_model="c")
+    with pytest.raises(art.SettingError, match="takes its fields by name"):
+        art.TrainableModel("a", "b", "c")
+
+
+def test_a_model_s_folder_may_be_a_path() -> None:
+    assert art.TrainableModel(name="a", project="b", base_model=Path("x") / "y").base_model == "x/y"
+
+
+def test_an_assignment_is_checked_as_well() -> None:
+    made = model()
+    with pytest.raises(art.SettingError, match="it has no field 'basemodel'; did you mean 'base_model'"):
+        made.basemodel = "x"
+    with pytest.raises(art.SettingError, match="name is None"):
+        made.name = None
+
+
+async def test_a_forgotten_await_says_where_and_what(recwarn: pytest.WarningsRecorder) -> None:
+    made, backend = model(), RecordingBackend()
+    await made.register(backend)
+    line = inspect.currentframe().f_lineno + 1
+    result = made.train([art.TrajectoryGroup([])])
+    with pytest.raises(
+        AttributeError, match=rf"'step' of TrainableModel.train.*:{line}.*did you forget `await`"
+    ):
+        print(result.step)
+    assert backend.calls == []
+    del result
+    gc.collect()
+    (warning,) = recwarn.list
+    assert (warning.filename, warning.lineno) == (__file__, line)
+    assert str(warning.message).startswith("TrainableModel.train(...) was never awaited, so it did nothing")
+
+
+async def test_a_call_that_must_be_awaited_is_a_coroutine_like_any(recwarn: pytest.WarningsRecorder) -> None:
+    made, backend = model(), RecordingBackend()
+    task = asyncio.create_task(made.register(backend))
+    await asyncio.wait_for(task, 5)
+    assert asyncio.iscoroutinefunction(made.train)
+    first, second = await asyncio.gather(made.train([]), asyncio.ensure_future(made.train([])))
+    assert {first.step, second.step} == {1, 2}
+    with pytest.raises(
+        TypeError, match=r"TrainableModel.train\(\) got an unexpected keyword argument 'confg'"
+    ):
+        made.train([], confg=art.TrainConfig())
+    waiting = asyncio.create_task(made.train([]))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    made.train([]).close()
+    gc.collect()
+    assert recwarn.list == []
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"learning_rate": 0.0}, {"learning_rate": -1e-5}, {"max_grad_norm": -1.0}],
+    ("groups", "said"),
+    [
+        (lambda: art.gather_trajectory_groups([]), r"coroutine of gather_trajectory_groups.*forget `await`"),
+        (lambda: art.TrajectoryGroup([]), r"one TrajectoryGroup.*\[group\]"),
+        (lambda: [3], r"groups\[0\] is the int 3"),
+        (lambda: None, "groups is None"),
+    ],
 )
-def test_a_train_config_checks_its_numbers(wrong: dict[str, float]) -> None:
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+async def test_what_is_no_list_of_groups_is_refused(groups: Callable[[], Any], said: str) -> None:
+    made = model()
+    await made.register(RecordingBackend())
+    with pytest.raises(art.TrajectoryError, match=said):
+        await made.train(groups())
+    with pytest.raises(
+        art.SettingError, match=r"config is the dict .*art\.TrainConfig\(learning_rate=5e-4\)"
+    ):
+        await made.train([], config={"learning_rate": 1e-4})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"learning_rate": "5e-4"}, r"the str '5e-4'; .* for example learning_rate=0\.0005"),
+        ({"learning_rate": 0.0}, r"is 0\.0; it must be a number above 0 and at most 1"),
+        ({"learning_rate": -1e-5}, "above 0"),
+        ({"learning_rate": 5.0}, "at most 1"),
+        ({"learning_rate": math.nan}, "is nan"),
+        ({"learning_rate": True}, "the bool True"),
+        ({"learning_rate": None}, "is None"),
+        ({"clip_epsilon_low": 1.5}, r"above 0 and at most 1, for example clip_epsilon_low=0\.2"),
+        ({"clip_epsilon_high": math.inf}, "is inf"),
+        ({"clip_epsilon_high": 0}, "above 0"),
+        ({"scale_advantages": "no"}, "must be True or False"),
+        ({"max_grad_norm": -1.0}, "of at least 0"),
+        ({"max_grad_norm": [1]}, r"the list \[1\]"),
+    ],
+)
+def test_a_train_config_checks_its_values(wrong: dict[str, Any], said: str) -> None:
     (name,) = wrong
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=rf"^{name} .*{said}.*{Path(__file__).name}"):
         art.TrainConfig(**wrong)
+
+
+def test_a_train_config_takes_numpy_s_numbers_as_python_s() -> None:
+    config = art.TrainConfig(learning_rate=np.float32(0.5), max_grad_norm=0)
+    assert type(config.learning_rate) is float
+    assert config == art.TrainConfig(learning_rate=0.5, max_grad_norm=0.0)

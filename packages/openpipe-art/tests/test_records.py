@@ -1,6 +1,10 @@
 """From choices to training records: the tokens are the server's, and what lacks them is refused."""
 
+import inspect
 import json
+import pickle
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,13 +137,46 @@ def test_a_field_that_is_no_record_is_refused(text: object) -> None:
         token_record(broken)
 
 
+def made_here(items: list[Any]) -> art.Trajectory:
+    return art.Trajectory(messages_and_choices=items, reward=1.0)
+
+
 def test_text_alone_cannot_be_trained_on() -> None:
-    made = art.Trajectory(messages_and_choices=[{"role": "assistant", "content": "yes"}], reward=1.0)
-    with pytest.raises(RecordError, match="no openai Choice, so there is nothing to train on"):
+    made = made_here([{"role": "assistant", "content": "yes"}])
+    with pytest.raises(RecordError, match="no openai Choice, so there is nothing to train on") as caught:
         trajectory_record(made, group_id="g")
+    line = inspect.getsourcelines(made_here)[1] + 1
+    assert str(caught.value).endswith(f"(the trajectory was made at {__file__}:{line}, in made_here)")
+    again = pickle.loads(pickle.dumps(made))
+    assert again.made_in == made.made_in
 
 
-def test_a_reward_must_be_finite() -> None:
-    made = art.Trajectory(messages_and_choices=[response(record([1], [2])).choices[0]], reward=float("nan"))
-    with pytest.raises(RecordError, match="the reward nan"):
+def one_choice() -> Any:
+    return response(record([1], [2])).choices[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda made: made.messages_and_choices.append("yes"), r"messages_and_choices\[1\] is the str 'yes'"),
+        (
+            lambda made: made.messages_and_choices.append(response(record([1], [2]))),
+            r"\[1\] is the ChatCompletion .*In its place pass its choices\[0\]",
+        ),
+        (
+            lambda made: made.messages_and_choices.append(one_choice().message),
+            r"\[1\] is the ChatCompletionMessage .*keep the Choice",
+        ),
+        (lambda made: made.metrics.update(turns="two"), r"metrics\['turns'\] is the str 'two'"),
+        (lambda made: made.metadata.update(words=["a"]), r"metadata\['words'\] is the list \['a'\].*str\("),
+        (lambda made: made.__dict__.update(reward=float("nan")), "the reward nan"),
+    ],
+)
+def test_what_was_changed_later_is_told_with_the_line_that_made_the_trajectory(
+    change: Callable[[art.Trajectory], None], said: str
+) -> None:
+    made = made_here([one_choice()])
+    change(made)
+    with pytest.raises(RecordError, match=said) as caught:
         trajectory_record(made, group_id="g")
+    assert f"made at {__file__}:" in str(caught.value)

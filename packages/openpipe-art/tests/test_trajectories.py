@@ -1,11 +1,16 @@
 """Trajectories and groups: what failed is kept as a failure and is never a reward."""
 
 import asyncio
+import inspect
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from openai.types.chat.chat_completion import Choice
 
 import art
+from art.distributed import CallableError, PartFailed
 from art.errors import ArtError, GatherError
 from art.trajectories import gathering_group_id
 from art_dataplane import RolloutError
@@ -40,7 +45,7 @@ def test_a_choice_is_kept_as_the_object_it_is_and_survives_json() -> None:
 
 
 def test_something_else_than_a_message_is_refused_with_its_place() -> None:
-    with pytest.raises(ValueError, match=r"messages_and_choices\[1\] is str.*choices\[0\]"):
+    with pytest.raises(ValueError, match=r"messages_and_choices\[1\] is the str .*choices\[0\]"):
         art.Trajectory(messages_and_choices=[{"role": "user", "content": "x"}, "yes"], reward=0.0)  # type: ignore[list-item]
 
 
@@ -135,8 +140,93 @@ async def test_a_rollout_that_returns_something_else_is_an_error() -> None:
     async def wrong() -> int:
         return 3
 
-    with pytest.raises(ArtError, match=r"a rollout returned int; expected an art.Trajectory"):
+    with pytest.raises(
+        ArtError, match=r"rollout of this group returned the int 3; expected an art.Trajectory"
+    ):
         await art.TrajectoryGroup([wrong()])  # type: ignore[list-item]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+async def test_a_rollout_that_returns_a_coroutine_is_asked_for_the_await() -> None:
+    async def inner() -> art.Trajectory:
+        return trajectory()
+
+    async def outer() -> Any:
+        return inner()
+
+    with pytest.raises(
+        art.TrajectoryError, match=r"inner\(\.\.\.\) that was not awaited \(did you forget `await`\?\)"
+    ):
+        await art.TrajectoryGroup([outer()])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"reward": float("nan")}, "reward is nan; it must be a finite number, for example reward=1.0"),
+        ({"reward": float("inf")}, "reward is inf"),
+        ({"reward": "good"}, "reward is the str 'good'; it must be a finite number"),
+        ({"reward": "0.5"}, "reward is the str '0.5'"),
+        ({"reward": None}, r"reward is None.*Begin with reward=0\.0"),
+        ({"reward": [1.0]}, r"reward is the list \[1\.0\]"),
+        ({"reward": asyncio.sleep}, "reward is the function"),
+        ({"rewards": 1.0}, "it has no field 'rewards'; did you mean 'reward'"),
+        ({"messages_and_choices": "yes"}, "messages_and_choices is the str 'yes'; it must be a list"),
+        ({"messages_and_choices": ["yes"]}, r"messages_and_choices\[0\] is the str 'yes'.*choices\[0\]"),
+        ({"metadata": [1]}, r"metadata is the list \[1\]; it must be a dict"),
+        ({"metadata": {"a": [1]}}, r"metadata\['a'\] is the list \[1\]; it must be a text in quotes or a"),
+        ({"metrics": {"a": "x"}}, r"metrics\['a'\] is the str 'x'; it must be a number or"),
+    ],
+)
+def test_a_wrong_field_is_told_in_one_sentence_with_the_line(fields: dict[str, Any], said: str) -> None:
+    good = {"messages_and_choices": [{"role": "user", "content": "x"}], "reward": 1.0}
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.raises(art.TrajectoryError, match=said) as caught:
+        art.Trajectory(**{**good, **fields})
+    text = str(caught.value)
+    assert text.startswith("art.Trajectory: ")
+    assert f"({__file__}:{line}, in test_a_wrong_field" in text
+    assert "\n" not in text
+    assert "pydantic" not in text
+
+
+async def test_a_coroutine_in_place_of_a_value_is_asked_for_the_await() -> None:
+    async def judge() -> float:
+        return 1.0
+
+    for field in ("reward", "messages_and_choices"):
+        waiting = judge()
+        with pytest.raises(art.TrajectoryError, match=rf"{field} is a coroutine of .*judge.*forget `await`"):
+            art.Trajectory(**{"messages_and_choices": [], "reward": 1.0, field: waiting})
+        waiting.close()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), "good", None])
+def test_a_reward_that_is_set_later_is_checked_as_well(wrong: Any) -> None:
+    made = trajectory()
+    with pytest.raises(art.TrajectoryError, match=rf"reward is .*{Path(__file__).name}"):
+        made.reward = wrong
+    assert made.reward == 1.0
+    made.reward = np.float32(0.5)
+    assert made.reward == 0.5
+    assert type(made.reward) is float
+    made.reward = True
+    assert made.reward == 1.0
+    with pytest.raises(art.TrajectoryError, match="it has no field 'rewrad'; did you mean 'reward'"):
+        made.rewrad = 1.0  # type: ignore[attr-defined]
+
+
+def test_a_wrong_item_that_was_appended_is_told_where_the_conversation_is_read() -> None:
+    made = trajectory()
+    made.messages_and_choices.append("yes")  # type: ignore[arg-type]
+    with pytest.raises(art.TrajectoryError, match=r"messages_and_choices\[2\] is the str 'yes'"):
+        made.messages()
+
+
+def test_a_group_of_something_else_than_a_list_is_refused() -> None:
+    with pytest.raises(art.TrajectoryError, match="takes a list of rollouts, not the Trajectory"):
+        art.TrajectoryGroup(trajectory())  # type: ignore[arg-type]
 
 
 async def test_cancelling_a_group_cancels_its_rollouts() -> None:
@@ -182,7 +272,11 @@ async def test_gather_raises_the_first_failure_and_cancels_the_rest() -> None:
             cancelled.set()
         return trajectory()
 
-    with pytest.raises(GatherError, match=r"1 of 1 rollouts failed; max_exceptions=0.*server gone") as caught:
+    with pytest.raises(
+        GatherError,
+        match=r"^1 of 1 rollouts failed in 1 of 2 groups; max_exceptions=0 for all groups together\. "
+        r"The first, in group 2: ValueError: server gone$",
+    ) as caught:
         await art.gather_trajectory_groups([art.TrajectoryGroup([waits()]), art.TrajectoryGroup([fails()])])
     assert isinstance(caught.value.__cause__, ValueError)
     assert cancelled.is_set()
@@ -198,8 +292,41 @@ async def test_gather_allows_as_many_failures_as_it_is_told() -> None:
     allowed = await art.gather_trajectory_groups(groups(), max_exceptions=2)
     assert [len(group.exceptions) for group in allowed] == [1, 1]
     assert await art.gather_trajectory_groups(groups(), max_exceptions=0.5)
-    with pytest.raises(GatherError, match=r"2 of 4 rollouts failed; max_exceptions=0.4"):
+    with pytest.raises(GatherError, match=r"2 of 4 rollouts failed in all groups; max_exceptions=0.4 for"):
         await art.gather_trajectory_groups(groups(), max_exceptions=0.4)
+    with pytest.raises(GatherError, match=r"2 of 4 rollouts failed in all groups; max_exceptions=1 for"):
+        await art.gather_trajectory_groups(groups(), max_exceptions=1)
+    assert await art.gather_trajectory_groups(groups(), max_exceptions=2.0)
+
+
+@pytest.mark.parametrize("wrong", [-1, -0.1, 1.5, float("nan"), True, "1", None])
+async def test_max_exceptions_is_a_count_or_a_share(wrong: Any) -> None:
+    with pytest.raises(art.SettingError, match=r"max_exceptions is .*max_exceptions=2.*max_exceptions=0\.1"):
+        await art.gather_trajectory_groups([], max_exceptions=wrong)
+
+
+async def test_what_is_no_group_is_refused() -> None:
+    with pytest.raises(
+        art.TrajectoryError, match=r"groups\[1\] is the int 3; expected an art.TrajectoryGroup"
+    ):
+        await art.gather_trajectory_groups([art.TrajectoryGroup([]), 3])  # type: ignore[list-item]
+    with pytest.raises(art.TrajectoryError, match=r"one TrajectoryGroup; pass \[group\]"):
+        await art.gather_trajectory_groups(art.TrajectoryGroup([]))  # type: ignore[arg-type]
+
+    async def no_group() -> Any:
+        return [trajectory()]
+
+    with pytest.raises(art.TrajectoryError, match=r"groups\[0\] gave the list"):
+        await art.gather_trajectory_groups([no_group()])
+
+
+@pytest.mark.parametrize("error", [PartFailed("trainer rank 0 died"), CallableError("a lock cannot be sent")])
+async def test_a_part_that_failed_is_no_failure_of_rollouts(error: Exception) -> None:
+    async def fails() -> art.Trajectory:
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        await art.gather_trajectory_groups([art.TrajectoryGroup([fails()])], max_exceptions=100)
 
 
 async def test_after_each_replaces_or_drops_a_group() -> None:

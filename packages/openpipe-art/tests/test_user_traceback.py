@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from art.distributed.user_traceback import user_traceback
+from art.distributed.user_traceback import rollout_traceback, user_traceback
+from art.errors import ArtError, ConfigError
 from art.messages import checked
+from art.user_code import definition, described, is_users, shown, user_place
 
 
 def frames(text: str) -> list[str]:
@@ -66,3 +68,63 @@ def test_an_exception_without_a_user_s_line_is_shown_whole() -> None:
         text = user_traceback(error)
     assert frames(text) == ["<string>"]
     assert "not shown" not in text
+
+
+def test_an_error_of_art_s_alone_has_no_traceback() -> None:
+    error = ConfigError("the text says it all")
+    assert rollout_traceback(error) == ""
+    assert "ValueError" in rollout_traceback(ValueError("x"))
+    with pytest.raises(ArtError) as found:
+        raise error
+    assert "raise error" in rollout_traceback(found.value)
+
+
+async def answer() -> str:
+    return "yes"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda waiting: waiting.choices[0],
+        lambda waiting: waiting + "!",
+        lambda waiting: float(waiting),
+        lambda waiting: list(waiting),
+        lambda waiting: waiting["x"],
+        lambda waiting: json.dumps({"answer": waiting}),
+    ],
+)
+def test_using_a_coroutine_as_its_result_asks_for_the_await(use) -> None:
+    waiting = answer()
+    assert caught(lambda: use(waiting)).endswith("\ndid you forget `await`?\n")
+    waiting.close()
+
+
+def test_an_error_with_another_cause_is_not_about_await() -> None:
+    assert not caught(lambda: {}["coroutine"]).endswith("await`?\n")
+    assert not caught(lambda: 1 + "1").endswith("await`?\n")
+
+
+def test_what_is_the_user_s() -> None:
+    import pydantic
+
+    import art_topology
+    from art.demo import task
+
+    assert is_users(__file__)
+    assert is_users(task.__file__)
+    assert not any(map(is_users, (art_topology.__file__, pydantic.__file__, json.__file__, "<string>")))
+    assert user_place().startswith(f"{__file__}:")
+    assert user_place().endswith(", in test_what_is_the_user_s")
+    assert definition(answer) == f"answer ({__file__}:{answer.__code__.co_firstlineno})"
+
+
+def test_values_are_shown_in_one_short_line() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise ValueError
+
+    assert shown("a\nb") == "'a\\nb'"
+    assert len(shown(list(range(1000)))) < 100
+    assert shown(Broken()) == "<Broken whose repr() raises ValueError>"
+    assert described(None) == "None"

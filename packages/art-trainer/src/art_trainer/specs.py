@@ -7,6 +7,7 @@ MessagePack or JSON through msgspec; unknown fields are refused.
 
 import math
 import re
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -19,9 +20,59 @@ ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 """The linear layers of a dense decoder layer, under Hugging Face's names."""
 
 
+MOST_RANK = 4096
+"""More than any adapter's: as many as a wide layer has rows."""
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise SpecError(message)
+
+
+def _number(
+    field: str,
+    value: object,
+    example: float,
+    rule: str,
+    holds: Callable[[float], bool],
+    *,
+    infinite: bool = False,
+) -> None:
+    """Checks a number: an int or a float that is finite (or infinite, where that has a meaning).
+
+    Raises:
+        SpecError: it is something else, or ``holds`` is not true of it; ``rule`` says that in words.
+    """
+    wanted = f"a number {rule}, for example {field.partition('.')[2]}={example!r}"
+    _require(
+        isinstance(value, int | float) and not isinstance(value, bool),
+        f"{field} is the {type(value).__name__} {value!r}; it must be {wanted}",
+    )
+    assert isinstance(value, int | float)
+    finite = math.isfinite(value) or (infinite and value == math.inf)
+    _require(finite and holds(value), f"{field} is {value!r}; it must be {wanted}")
+
+
+def _whole_number(field: str, value: object, example: int, least: int, most: int) -> None:
+    """Checks an int in a range.
+
+    Raises:
+        SpecError: it is something else.
+    """
+    wanted = f"a whole number from {least} to {most}, for example {field.partition('.')[2]}={example}"
+    _require(
+        isinstance(value, int) and not isinstance(value, bool),
+        f"{field} is the {type(value).__name__} {value!r}; it must be {wanted}",
+    )
+    assert isinstance(value, int)
+    _require(least <= value <= most, f"{field} is {value}; it must be {wanted}")
+
+
+def _instance(field: str, value: object, kind: type) -> None:
+    _require(
+        isinstance(value, kind),
+        f"{field} is the {type(value).__name__} {value!r}; it must be of {kind.__name__}",
+    )
 
 
 class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,13 +81,13 @@ class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Source: Hu et al. 2021, arXiv:2106.09685, section 4.1.
 
     Args:
-        rank: rows of A and columns of B, at least 1.
+        rank: rows of A and columns of B, 1 to 4096.
         alpha: above 0; scales what the adapter adds.
         target_modules: Hugging Face names of linear layers inside a decoder layer, at least one; by default
             all.
 
     Raises:
-        SpecError: a value is out of its range, or a target is named twice.
+        SpecError: a value is of a wrong type or out of its range, or a target is named twice.
     """
 
     rank: int = 8
@@ -44,8 +95,9 @@ class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target_modules: tuple[str, ...] = ALL_LINEAR
 
     def __post_init__(self) -> None:
-        _require(self.rank >= 1, f"LoraSpec.rank is {self.rank}; it must be at least 1")
-        _require(self.alpha > 0, f"LoraSpec.alpha is {self.alpha}; it must be above 0")
+        _whole_number("LoraSpec.rank", self.rank, 8, 1, MOST_RANK)
+        _number("LoraSpec.alpha", self.alpha, 16.0, "above 0", lambda alpha: alpha > 0)
+        _instance("LoraSpec.target_modules", self.target_modules, tuple)
         _require(
             len(self.target_modules) > 0, "LoraSpec.target_modules is empty; name at least one linear layer"
         )
@@ -67,10 +119,10 @@ class AdamWSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         beta1: decay of the mean of the gradients, in ``[0, 1)``.
         beta2: decay of the mean of their squares, in ``[0, 1)``.
         epsilon: added to the root of the latter, above 0.
-        weight_decay: decoupled from the gradient, not negative.
+        weight_decay: decoupled from the gradient, in ``[0, 1)``.
 
     Raises:
-        SpecError: a value is out of its range.
+        SpecError: a value is of a wrong type or out of its range.
     """
 
     beta1: float = 0.9
@@ -79,12 +131,10 @@ class AdamWSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(0 <= self.beta1 < 1, f"AdamWSpec.beta1 is {self.beta1}; it must be in [0, 1)")
-        _require(0 <= self.beta2 < 1, f"AdamWSpec.beta2 is {self.beta2}; it must be in [0, 1)")
-        _require(self.epsilon > 0, f"AdamWSpec.epsilon is {self.epsilon}; it must be above 0")
-        _require(
-            self.weight_decay >= 0, f"AdamWSpec.weight_decay is {self.weight_decay}; it must not be negative"
-        )
+        _number("AdamWSpec.beta1", self.beta1, 0.9, "in [0, 1)", lambda beta: 0 <= beta < 1)
+        _number("AdamWSpec.beta2", self.beta2, 0.999, "in [0, 1)", lambda beta: 0 <= beta < 1)
+        _number("AdamWSpec.epsilon", self.epsilon, 1e-8, "above 0", lambda epsilon: epsilon > 0)
+        _number("AdamWSpec.weight_decay", self.weight_decay, 0.01, "in [0, 1)", lambda decay: 0 <= decay < 1)
 
 
 class TrainerRuntimeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -103,7 +153,7 @@ class TrainerRuntimeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         base_model_name: written to ``adapter_config.json``; the model's path when empty.
 
     Raises:
-        SpecError: the model's path is empty or a number is below 1.
+        SpecError: the model's path is empty, or a value is of a wrong type or out of its range.
     """
 
     model_path: str
@@ -118,16 +168,20 @@ class TrainerRuntimeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     base_model_name: str = ""
 
     def __post_init__(self) -> None:
-        _require(bool(self.model_path), "TrainerRuntimeSpec.model_path is empty")
+        name = "TrainerRuntimeSpec"
+        _instance(f"{name}.model_path", self.model_path, str)
+        _require(bool(self.model_path), f"{name}.model_path is empty; give the folder of a model")
+        _instance(f"{name}.topology", self.topology, MegatronTopologyConfig)
+        _instance(f"{name}.lora", self.lora, LoraSpec)
+        _instance(f"{name}.optimizer", self.optimizer, AdamWSpec)
         _require(
-            self.packed_sequence_length >= 1,
-            f"TrainerRuntimeSpec.packed_sequence_length is {self.packed_sequence_length}; at least 1",
+            self.dtype in ("float32", "bfloat16"),
+            f"{name}.dtype is {self.dtype!r}; it must be 'float32' or 'bfloat16'",
         )
-        _require(
-            self.snapshot_capacity >= 1,
-            f"TrainerRuntimeSpec.snapshot_capacity is {self.snapshot_capacity}; it must be at least 1",
-        )
-        _require(self.threads >= 1, f"TrainerRuntimeSpec.threads is {self.threads}; it must be at least 1")
+        _whole_number(f"{name}.packed_sequence_length", self.packed_sequence_length, 2048, 1, 2**24)
+        _whole_number(f"{name}.seed", self.seed, 0, 0, 2**32 - 1)
+        _whole_number(f"{name}.snapshot_capacity", self.snapshot_capacity, 3, 1, 1024)
+        _whole_number(f"{name}.threads", self.threads, 1, 1, 4096)
 
 
 class TrainingRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -150,6 +204,7 @@ class TrainingRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     resume_from: str | None = None
 
     def __post_init__(self) -> None:
+        _instance("TrainingRunSpec.run_id", self.run_id, str)
         _require(
             re.fullmatch(r"[A-Za-z0-9_.\-]{1,96}", self.run_id) is not None,
             f"TrainingRunSpec.run_id is {self.run_id!r}; 1 to 96 letters, digits, '_', '.' or '-'",
@@ -172,14 +227,15 @@ class RlTrainJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         batch: the packed batch.
         expected_version: the policy version the rank must be at; any other fails the job without training.
         resulting_version: ``expected_version + 1``.
-        learning_rate: of this step.
+        learning_rate: of this step, from 0 to 1.
         clip_low: how far the ratio may fall below 1 before the gradient stops, in ``(0, 1]``.
         clip_high: how far it may rise above 1, above 0.
-        max_grad_norm: global gradient norm that larger gradients are scaled down to.
+        max_grad_norm: global norm that larger gradients are scaled down to; ``inf`` leaves them.
         snapshot_deadline_s: seconds to wait for a free snapshot slot before the job fails untrained.
 
     Raises:
-        SpecError: a value is out of its range, or ``resulting_version`` is not the next version.
+        SpecError: a value is of a wrong type or out of its range, or ``resulting_version`` is not the next
+            version.
     """
 
     job_id: str
@@ -194,27 +250,20 @@ class RlTrainJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def __post_init__(self) -> None:
         _require(bool(self.job_id), "RlTrainJob.job_id is empty")
-        _require(
-            self.expected_version >= 0, f"RlTrainJob.expected_version is {self.expected_version}; at least 0"
-        )
+        _whole_number("RlTrainJob.expected_version", self.expected_version, 0, 0, 2**31 - 2)
         _require(
             self.resulting_version == self.expected_version + 1,
             f"RlTrainJob.resulting_version is {self.resulting_version}; one optimizer step from version "
             f"{self.expected_version} results in {self.expected_version + 1}",
         )
-        _require(
-            math.isfinite(self.learning_rate) and self.learning_rate >= 0,
-            f"RlTrainJob.learning_rate is {self.learning_rate}; it must be finite and not negative",
+        name = "RlTrainJob"
+        _number(f"{name}.learning_rate", self.learning_rate, 5e-4, "from 0 to 1", lambda rate: 0 <= rate <= 1)
+        _number(f"{name}.clip_low", self.clip_low, 0.2, "in (0, 1]", lambda clip: 0 < clip <= 1)
+        _number(f"{name}.clip_high", self.clip_high, 0.2, "above 0", lambda clip: clip > 0)
+        _number(
+            f"{name}.max_grad_norm", self.max_grad_norm, 1.0, "above 0", lambda norm: norm > 0, infinite=True
         )
-        _require(0 < self.clip_low <= 1, f"RlTrainJob.clip_low is {self.clip_low}; it must be in (0, 1]")
-        _require(self.clip_high > 0, f"RlTrainJob.clip_high is {self.clip_high}; it must be above 0")
-        _require(
-            self.max_grad_norm > 0, f"RlTrainJob.max_grad_norm is {self.max_grad_norm}; it must be above 0"
-        )
-        _require(
-            self.snapshot_deadline_s > 0,
-            f"RlTrainJob.snapshot_deadline_s is {self.snapshot_deadline_s}; it must be above 0",
-        )
+        _number(f"{name}.snapshot_deadline_s", self.snapshot_deadline_s, 60.0, "above 0", lambda s: s > 0)
 
 
 TrainJob = RlTrainJob

@@ -11,21 +11,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from art.awaiting import must_be_awaited
 from art.checks import Check, TrainingPlan, require, training_checks, warnings
 from art.checks.cache import build_checks
 from art.checks.training import folder_checks
 from art.distributed.errors import CloseError
 from art.distributed.model_run import ModelRun, RunSettings
-from art.distributed.placement import Placed, place
+from art.distributed.placement import MOST_LORA_RANK, Placed, place
 from art.distributed.runtime import ArtRuntime
 from art.errors import ConfigError
 from art.megatron_config import MegatronRuntimeConfig, get_megatron_runtime_config
 from art.model import TrainableModel
+from art.settings import SEEDS, flag, number, one_of, whole_number
 from art.train_config import TrainConfig, TrainResult
-from art.trajectories import TrajectoryGroup
+from art.trajectories import TrajectoryGroup, checked_groups
 from art_topology import RuntimeTopology, compile_topology, local_cluster
 from art_topology.addresses import is_loopback
 from art_trainer import LoraSpec
+
+_LAST_CHANCE_S = 2.0  # for the last version to be durable, when an error ends the run
 
 
 class MegatronBackend:
@@ -35,9 +39,9 @@ class MegatronBackend:
         runtime: where actors run; by default an own one on this machine, ended by :meth:`close`.
         path: folder under which runs are kept, as ``PATH/PROJECT/RUN_NAME``.
         run_dir: the run's folder itself, in place of one under ``path``.
-        lora_rank: rank of the adapter on all linear layers, at least 1.
+        lora_rank: rank of the adapter on all linear layers, 1 to 512.
         lora_alpha: scales what the adapter adds: ``alpha / rank``; above 0.
-        seed: of the adapter's first weights and of the server's sampling.
+        seed: of the adapter's first weights and of the server's sampling, from 0.
         dtype: of the base weights in the server; the trainer computes in float32.
         resume: continue the run in its folder from its last durable generation.
         threads: that the trainer and the server compute with, each; by default the CPUs this process may use.
@@ -45,6 +49,9 @@ class MegatronBackend:
         progress: called with a line for the user while long things start, and with what a step does.
         notice: called with a line that the user should read, such as a check that warns; `report.line` of a
             :class:`art.reporting.RunReport` does. By default ``progress``, or standard error without one.
+
+    Raises:
+        SettingError: a value is of a wrong type or out of its range.
     """
 
     def __init__(
@@ -67,12 +74,17 @@ class MegatronBackend:
         self._owns_runtime = runtime is None
         self._path = Path(path)
         self._run_dir = Path(run_dir) if run_dir is not None else None
-        self._lora = LoraSpec(rank=lora_rank, alpha=lora_alpha)
-        self._seed = seed
+        self._lora = LoraSpec(
+            rank=whole_number("lora_rank", lora_rank, 8, at_most=MOST_LORA_RANK),
+            alpha=number("lora_alpha", lora_alpha, 16.0, above=0),
+        )
+        self._seed = whole_number("seed", seed, 0, at_least=SEEDS[0], at_most=SEEDS[1])
+        one_of("dtype", dtype, ("float32", "bfloat16"))
         self._dtype: Literal["float32", "bfloat16"] = dtype
-        self._resume = resume
-        self._threads = threads or len(os.sched_getaffinity(0))
-        self._step_timeout_s = step_timeout_s
+        self._resume = flag("resume", resume, True)
+        cpus = len(os.sched_getaffinity(0))
+        self._threads = cpus if threads is None else whole_number("threads", threads, cpus, at_most=4096)
+        self._step_timeout_s = number("step_timeout_s", step_timeout_s, 900.0, above=0)
         self._progress = progress or (lambda line: None)
         self._notice = notice or progress or _on_stderr
         self._models: dict[str, ModelRun] = {}
@@ -84,12 +96,17 @@ class MegatronBackend:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close(60.0 if kind is None else 2.0)
+        try:
+            await self.close(60.0 if error is None else _LAST_CHANCE_S)
+        except CloseError as failed:
+            if error is None or not failed.follows(error):
+                raise
 
     def run_dir(self, model: TrainableModel) -> Path:
         """The folder that the model's run is kept in."""
         return self._run_dir or self._path / model.project / (model.run_name or model.name)
 
+    @must_be_awaited
     async def register(self, model: TrainableModel) -> None:
         """Starts a trainer and a model service for ``model`` and makes its first version active.
 
@@ -177,6 +194,7 @@ class MegatronBackend:
             self._runtime = await ArtRuntime.start_local(topology)
         return self._runtime
 
+    @must_be_awaited
     async def train(
         self,
         model: TrainableModel,
@@ -202,8 +220,9 @@ class MegatronBackend:
                 f"model {model.name!r} is not registered; `await model.register(backend)` first"
             )
         async with registered.lock:
-            return await registered.train(list(groups), config or TrainConfig())
+            return await registered.train(checked_groups(groups), config or TrainConfig())
 
+    @must_be_awaited
     async def close(self, durability_s: float = 60.0) -> None:
         """Waits for durability, then ends trainers, services and, where owned, the runtime. Repeatable.
 

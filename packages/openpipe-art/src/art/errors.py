@@ -9,6 +9,10 @@ class ConfigError(ArtError):
     """A setting is missing, contradictory or came too late."""
 
 
+class SettingError(ConfigError, ValueError):
+    """A setting has a value of a wrong type or out of its range; the text names it and one that works."""
+
+
 class PreflightError(ConfigError):
     """What can be known before anything starts stands in the way; the text lists all of it, one line each."""
 
@@ -31,6 +35,10 @@ class PromptLengthError(ConfigError):
         return str(self.args[0])
 
 
+class TrajectoryError(ArtError, ValueError):
+    """A trajectory was given what it cannot hold; the text names the place and what to write."""
+
+
 class RecordError(ArtError):
     """A trajectory cannot be turned into a training record."""
 
@@ -43,17 +51,22 @@ class RolloutFailed(ArtError):  # noqa: N818 - it names what happened to the rol
         message: the exception's text.
         traceback_text: its formatted traceback, as the process that ran it saw it.
         where: what ran it, for example ``rollout worker 3 (pid 123)``.
+        scenario: what it was asked, shortened, as ``repr`` shows it.
     """
 
-    def __init__(self, kind: str, message: str, traceback_text: str = "", where: str = "") -> None:
+    def __init__(
+        self, kind: str, message: str, traceback_text: str = "", where: str = "", scenario: str = ""
+    ) -> None:
         self.kind = kind
         self.message = message
         self.traceback_text = traceback_text
         self.where = where
-        super().__init__(kind, message, traceback_text, where)
+        self.scenario = scenario
+        super().__init__(kind, message, traceback_text, where, scenario)
 
     def __str__(self) -> str:
         place = f" in {self.where}" if self.where else ""
+        place += f" on scenario {self.scenario}" if self.scenario else ""
         text = f"rollout failed{place}: {self.kind}: {self.message}"
         return f"{text}\n{self.traceback_text.rstrip()}" if self.traceback_text else text
 

@@ -3,11 +3,16 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple
 
-from art.errors import GatherError
+from art.awaiting import must_be_awaited
+from art.distributed.errors import CallableError, PartFailed
+from art.errors import GatherError, SettingError, TrajectoryError
 from art.trajectories import TrajectoryGroup
+from art.user_code import described, with_place
 
 
+@must_be_awaited
 async def gather_trajectory_groups(
     groups: Iterable[Awaitable[TrajectoryGroup]],
     *,
@@ -20,33 +25,48 @@ async def gather_trajectory_groups(
     Args:
         groups: :class:`art.TrajectoryGroup` objects, or anything that gives one when awaited.
         pbar_desc: with it, and when standard error is a terminal, a line counts the finished groups.
-        max_exceptions: how many rollouts may fail: a count, or a share of all rollouts when it is a float
-            below 1. Failures that are allowed stay in their group's ``exceptions``.
+        max_exceptions: how many rollouts of all groups together may fail: a whole number, or a share of all
+            rollouts when it is a float below 1. A number is looked at whenever a group ends, a share when all
+            have ended. Failures that are allowed stay in their group's ``exceptions``.
         after_each: called with each finished group, for example to score it; its result takes the group's
             place, and ``None`` drops it.
 
     Raises:
         GatherError: more rollouts failed. What still runs is cancelled first.
+        PartFailed: a part that rollouts depend on failed, however many may fail; likewise
+        CallableError: a scenario or a configuration cannot be sent.
+        SettingError: ``max_exceptions`` is neither a count nor a share.
+        TrajectoryError: ``groups`` holds something else than groups.
     """
-    awaitables = list(groups)
-    failures: list[BaseException] = []
+    share = isinstance(max_exceptions, float) and max_exceptions < 1
+    _check_limit(max_exceptions)
+    awaitables = _checked(groups)
+    failures: list[_Failure] = []
     rollouts = 0
     finished = 0
-    share = isinstance(max_exceptions, float) and max_exceptions < 1
     counter = _Counter(pbar_desc, len(awaitables))
 
-    async def one(awaitable: Awaitable[TrajectoryGroup]) -> TrajectoryGroup | None:
+    def too_many() -> GatherError:
+        done = f"{finished} of {len(awaitables)} groups" if finished < len(awaitables) else "all groups"
+        return _too_many(failures, rollouts, done, max_exceptions)
+
+    async def one(number: int, awaitable: Awaitable[TrajectoryGroup]) -> TrajectoryGroup | None:
         nonlocal rollouts, finished
         group = await awaitable
+        if not isinstance(group, TrajectoryGroup):
+            raise TrajectoryError(f"groups[{number - 1}] gave {described(group)}; {_EXPECTED}")
         rollouts += len(group.trajectories) + len(group.exceptions)
         finished += 1
-        failures.extend(group.exceptions)
+        for error in group.exceptions:
+            if isinstance(error, PartFailed | CallableError):
+                raise error  # no rollout's own failure, so it is not counted as one
+        failures.extend(_Failure(number, error) for error in group.exceptions)
         if not share and len(failures) > max_exceptions:
-            raise _too_many(failures, rollouts, max_exceptions)
+            raise too_many()
         counter.show(finished, len(failures))
         return await after_each(group) if after_each is not None else group
 
-    tasks = [asyncio.ensure_future(one(awaitable)) for awaitable in awaitables]
+    tasks = [asyncio.ensure_future(one(*numbered)) for numbered in enumerate(awaitables, 1)]
     try:
         gathered = await asyncio.gather(*tasks)
     finally:
@@ -56,16 +76,54 @@ async def gather_trajectory_groups(
         await asyncio.gather(*unfinished, return_exceptions=True)
         counter.end()
     if share and len(failures) > max_exceptions * rollouts:
-        raise _too_many(failures, rollouts, max_exceptions)
+        raise too_many()
     return [group for group in gathered if group is not None]
 
 
-def _too_many(failures: list[BaseException], rollouts: int, allowed: int | float) -> GatherError:
-    first = failures[0]
+class _Failure(NamedTuple):
+    group: int
+    error: BaseException
+
+
+_EXPECTED = (
+    "expected an art.TrajectoryGroup, for example "
+    "art.TrajectoryGroup(executor.submit(rollout, model, question, None) for _ in range(8))"
+)
+
+
+def _check_limit(value: object) -> None:
+    if isinstance(value, float) and 0 <= value < 1:
+        return
+    if isinstance(value, float) and value.is_integer() and value >= 1:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise SettingError(
+            with_place(
+                f"max_exceptions is {described(value)}; it must be a count of rollouts, for example "
+                "max_exceptions=2, or a share of them below 1, for example max_exceptions=0.1"
+            )
+        )
+
+
+def _checked(groups: object) -> list[Awaitable[TrajectoryGroup]]:
+    if isinstance(groups, Awaitable) or not isinstance(groups, Iterable):
+        what = (
+            "one TrajectoryGroup; pass [group]" if isinstance(groups, TrajectoryGroup) else described(groups)
+        )
+        raise TrajectoryError(with_place(f"groups is {what}; expected a list or a generator of groups"))
+    found = list(groups)
+    for index, group in enumerate(found):
+        if not isinstance(group, Awaitable):
+            raise TrajectoryError(with_place(f"groups[{index}] is {described(group)}; {_EXPECTED}"))
+    return found
+
+
+def _too_many(failures: list[_Failure], rollouts: int, done: str, allowed: int | float) -> GatherError:
+    group, first = failures[0]
     error = GatherError(
-        f"{len(failures)} of {rollouts} rollouts failed; max_exceptions={allowed}. The first: "
-        f"{type(first).__name__}: {first}",
-        list(failures),
+        f"{len(failures)} of {rollouts} rollouts failed in {done}; max_exceptions={allowed} for all groups "
+        f"together. The first, in group {group}: {type(first).__name__}: {first}",
+        [failure.error for failure in failures],
     )
     error.__cause__ = first
     return error

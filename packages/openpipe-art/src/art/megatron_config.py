@@ -9,7 +9,13 @@ import threading
 import msgspec
 
 from art.errors import ConfigError
+from art.settings import instance, keep, whole_number
 from art_topology import MegatronTopologyConfig
+
+MOST_TOKENS = 2**24
+"""More than any model reads at once."""
+
+MOST_SNAPSHOTS = 64
 
 
 class MegatronRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,11 +23,12 @@ class MegatronRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         topology: how ranks are cut (tp, cp, ep, etp, pp, vpp); the default is one rank.
-        packed_sequence_length: physical tokens per packed row, at least 1; a prompt and its answer must fit.
-        snapshot_capacity: adapters that publication and durability may lag behind, at least 1.
+        packed_sequence_length: physical tokens per packed row, 1 to 16777216; a prompt and its answer
+            must fit.
+        snapshot_capacity: adapters that publication and durability may lag behind, 1 to 64.
 
     Raises:
-        ValueError: a number is below 1.
+        SettingError: a value is of a wrong type or out of its range.
     """
 
     topology: MegatronTopologyConfig
@@ -29,12 +36,16 @@ class MegatronRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_capacity: int = 2
 
     def __post_init__(self) -> None:
-        if self.packed_sequence_length < 1:
-            raise ValueError(
-                f"packed_sequence_length is {self.packed_sequence_length}; it must be at least 1 token"
-            )
-        if self.snapshot_capacity < 1:
-            raise ValueError(f"snapshot_capacity is {self.snapshot_capacity}; it must be at least 1")
+        instance("topology", self.topology, MegatronTopologyConfig, "topology=art.MegatronTopologyConfig()")
+        keep(
+            self,
+            packed_sequence_length=whole_number(
+                "packed_sequence_length", self.packed_sequence_length, 2048, at_most=MOST_TOKENS
+            ),
+            snapshot_capacity=whole_number(
+                "snapshot_capacity", self.snapshot_capacity, 2, at_most=MOST_SNAPSHOTS
+            ),
+        )
 
 
 _lock = threading.Lock()
@@ -52,11 +63,12 @@ def init_megatron_runtime_config(
 
     Args:
         topology: how ranks are cut (tp, cp, ep, etp, pp, vpp); by default one rank.
-        packed_sequence_length: physical tokens per packed row, at least 1; a prompt and its answer must fit.
-        snapshot_capacity: adapters that publication and durability may lag behind, at least 1.
+        packed_sequence_length: physical tokens per packed row, 1 to 16777216; a prompt and its answer
+            must fit.
+        snapshot_capacity: adapters that publication and durability may lag behind, 1 to 64.
 
     Raises:
-        ValueError: a number is below 1.
+        SettingError: a value is of a wrong type or out of its range.
         ConfigError: other values were set before, or a backend already runs with other values.
     """
     global _config

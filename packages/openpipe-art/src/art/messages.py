@@ -8,9 +8,13 @@ that ART's server adds (see :mod:`art.records`).
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion import ChatCompletion, Choice
+from openai.types.chat.chat_completion_message import ChatCompletionMessage
 from openai.types.chat.chat_completion_message_param import ChatCompletionMessageParam
 from openai.types.chat.chat_completion_tool_param import ChatCompletionToolParam
+
+from art.errors import TrajectoryError
+from art.user_code import described
 
 type Message = ChatCompletionMessageParam
 type MessageOrChoice = Message | Choice
@@ -25,7 +29,7 @@ Tools = list[ChatCompletionToolParam]
 """Tools as OpenAI's requests name them."""
 
 
-def checked(items: Iterable[Any]) -> MessagesAndChoices:
+def checked(items: Any) -> MessagesAndChoices:
     """Returns the items as a list in which each is a message (a mapping with ``role``) or a choice.
 
     A mapping with ``finish_reason`` and ``message`` is a choice that was serialized and becomes one again.
@@ -33,6 +37,10 @@ def checked(items: Iterable[Any]) -> MessagesAndChoices:
     Raises:
         ValueError: an item is neither; the text names its index.
     """
+    if isinstance(items, str | bytes | Mapping | Choice) or not isinstance(items, Iterable):
+        raise ValueError(
+            f"messages_and_choices is {described(items)}; it must be a list of messages and choices"
+        )
     result: MessagesAndChoices = []
     for index, item in enumerate(items):
         if isinstance(item, Choice):
@@ -42,21 +50,35 @@ def checked(items: Iterable[Any]) -> MessagesAndChoices:
         elif isinstance(item, Mapping) and "finish_reason" in item and "message" in item:
             result.append(Choice.model_validate(dict(item)))
         else:
-            raise ValueError(
-                f"messages_and_choices[{index}] is {type(item).__name__}: {str(item)[:80]!r}; "
-                "expected a message (a dict with 'role') or an openai Choice. "
-                "For a whole ChatCompletion pass its choices[0]"
-            )
+            raise ValueError(f"messages_and_choices[{index}] is {_wrong(item)}")
     return result
 
 
 def as_messages(items: MessagesAndChoices) -> Messages:
-    """Returns plain messages: each choice replaced by the assistant message it holds."""
-    return [_message_of(item) for item in items]
+    """Returns plain messages: each choice replaced by the assistant message it holds.
+
+    Raises:
+        TrajectoryError: an item is neither a message nor a choice; the text names its index.
+    """
+    return [_message_of(index, item) for index, item in enumerate(items)]
 
 
-def _message_of(item: ChatCompletionMessageParam | Choice) -> ChatCompletionMessageParam:
+def _wrong(item: Any) -> str:
+    remedy = (
+        "pass its choices[0]"
+        if isinstance(item, ChatCompletion)
+        else 'write {"role": "assistant", "content": ...} for what the model said as text, or keep the Choice'
+        if isinstance(item, ChatCompletionMessage)
+        else 'for a whole ChatCompletion pass its choices[0], for a text {"role": "user", "content": ...}'
+    )
+    expected = "expected a message (a dict with 'role') or an openai Choice"
+    return f"{described(item)}; {expected}. In its place {remedy}"
+
+
+def _message_of(index: int, item: ChatCompletionMessageParam | Choice) -> ChatCompletionMessageParam:
     if not isinstance(item, Choice):
+        if not isinstance(item, Mapping):
+            raise TrajectoryError(f"messages_and_choices[{index}] is {_wrong(item)}")
         return item
     message: dict[str, Any] = {"role": "assistant", "content": item.message.content}
     if item.message.tool_calls:

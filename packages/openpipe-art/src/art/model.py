@@ -1,13 +1,17 @@
 """The model that is trained, as a user's program sees it and as it travels to rollout workers."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import pydantic
 
-from art.errors import ConfigError
+from art.awaiting import must_be_awaited
+from art.checked_model import CheckedModel
+from art.errors import ConfigError, SettingError
+from art.settings import instance
 from art.train_config import TrainConfig, TrainResult
-from art.trajectories import TrajectoryGroup
+from art.trajectories import TrajectoryGroup, checked_groups
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -40,27 +44,54 @@ class Backend(Protocol):
         ...
 
 
-class TrainableModel(pydantic.BaseModel):
+def _given(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty; it must name one")
+    return text
+
+
+def _folder_name(text: str) -> str:
+    if _given(text) in (".", "..") or "/" in text or "\0" in text:
+        raise ValueError(
+            f"is {text!r}, which cannot name a folder: it must not hold '/' and not be '.' or '..'"
+        )
+    return text
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+type FolderName = Annotated[str, pydantic.AfterValidator(_folder_name)]
+
+
+class TrainableModel(CheckedModel):
     """A named model that learns.
 
     Args:
         name: of the model within its project; the adapter is served under it.
         project: what it belongs to.
-        base_model: a Hugging Face folder or name.
+        base_model: a Hugging Face folder or name; a path, too.
         run_name: names the run's folder; the model's name when absent.
         config: anything of the user's that rollouts need; plain data.
         inference_base_url: where it is served, for an OpenAI client. The backend sets this and the next two
             when the model is registered, and they travel with it to rollout workers.
         inference_api_key: what requests must carry.
         inference_model_name: what requests name.
+
+    Raises:
+        SettingError: a field is missing, unknown, or of a wrong type.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", validate_assignment=True)
 
-    name: str
-    project: str
-    base_model: str
-    run_name: str | None = None
+    example = "art.TrainableModel(name='my-task', project='guide', base_model='path/to/model')"
+    refusal = SettingError
+
+    name: FolderName
+    project: FolderName
+    base_model: Annotated[str, pydantic.BeforeValidator(_as_text), pydantic.AfterValidator(_given)]
+    run_name: FolderName | None = None
     config: Any = None
     inference_base_url: str | None = None
     inference_api_key: str | None = None
@@ -68,8 +99,9 @@ class TrainableModel(pydantic.BaseModel):
     _backend: Backend | None = pydantic.PrivateAttr(default=None)
     _client: "AsyncOpenAI | None" = pydantic.PrivateAttr(default=None)
 
-    def __init__(self, *, name: str, project: str, base_model: str, **rest: Any) -> None:
-        super().__init__(name=name, project=project, base_model=base_model, **rest)
+    if TYPE_CHECKING:
+
+        def __init__(self, *, name: str, project: str, base_model: str | Path, **rest: Any) -> None: ...
 
     def openai_client(self) -> "AsyncOpenAI":
         """The client for this model's server; one per process and model object.
@@ -107,6 +139,7 @@ class TrainableModel(pydantic.BaseModel):
             )
         return value
 
+    @must_be_awaited
     async def register(self, backend: Backend) -> None:
         """Registers with ``backend``, which may start a server and load the model.
 
@@ -117,6 +150,7 @@ class TrainableModel(pydantic.BaseModel):
         self._client = None
         self._backend = backend
 
+    @must_be_awaited
     async def train(
         self, groups: Iterable[TrajectoryGroup], *, config: TrainConfig | None = None
     ) -> TrainResult:
@@ -131,6 +165,8 @@ class TrainableModel(pydantic.BaseModel):
 
         Raises:
             ConfigError: the model has not been registered with a backend.
+            TrajectoryError: ``groups`` holds something else than groups.
+            SettingError: ``config`` is something else than a configuration.
             ArtError: what the backend raised.
         """
         if self._backend is None:
@@ -138,4 +174,6 @@ class TrainableModel(pydantic.BaseModel):
                 f"model {self.name!r} cannot be trained: it is not registered in this process. "
                 "Call `await model.register(backend)` first"
             )
-        return await self._backend.train(self, groups, config=config)
+        if config is not None:
+            instance("config", config, TrainConfig, "config=art.TrainConfig(learning_rate=5e-4)")
+        return await self._backend.train(self, checked_groups(groups), config=config)

@@ -7,6 +7,7 @@ Tokens come from there and are never computed again from text.
 
 import base64
 import binascii
+import contextlib
 import math
 import uuid
 from collections.abc import Iterable
@@ -14,8 +15,10 @@ from collections.abc import Iterable
 import msgspec
 from openai.types.chat.chat_completion import Choice
 
-from art.errors import RecordError
-from art.trajectories import Trajectory
+from art.errors import RecordError, TrajectoryError
+from art.messages import as_messages
+from art.trajectories import MetadataValue, Trajectory
+from art.user_code import described
 from art_dataplane import arrays
 from art_dataplane.records import RolloutTiming, TokenRecord, TrajectoryRecord
 
@@ -46,19 +49,29 @@ def token_record(choice: Choice) -> TokenRecord:
         raise RecordError(f"the field {CHOICE_FIELD!r} of a choice is not a token record: {error}") from error
 
 
+def _made(trajectory: Trajectory) -> str:
+    """Where it was made, to follow a sentence."""
+    return f" (the trajectory was made at {trajectory.made_in})" if trajectory.made_in else ""
+
+
 def token_records(trajectory: Trajectory) -> tuple[TokenRecord, ...]:
     """All exchanges of a trajectory: of its conversation, then of its additional histories.
 
     Raises:
-        RecordError: a choice carries no record, or there is no choice at all.
+        RecordError: a choice carries no record, there is no choice at all, or something else than messages
+            and choices is there. The text names the line that made the trajectory.
     """
-    choices = _choices(trajectory)
-    if not choices:
-        raise RecordError(
-            "a trajectory holds no openai Choice, so there is nothing to train on. Put response.choices[0] "
-            "itself into messages_and_choices where the model spoke"
-        )
-    return tuple(token_record(choice) for choice in choices)
+    try:
+        _check_items(trajectory)
+        choices = _choices(trajectory)
+        if not choices:
+            raise RecordError(
+                "a trajectory holds no openai Choice, so there is nothing to train on. Put "
+                "completion.choices[0] itself into messages_and_choices where the model spoke"
+            )
+        return tuple(token_record(choice) for choice in choices)
+    except (RecordError, TrajectoryError) as error:
+        raise RecordError(f"{error}{_made(trajectory)}") from None
 
 
 def _choices(trajectory: Trajectory) -> list[Choice]:
@@ -67,6 +80,13 @@ def _choices(trajectory: Trajectory) -> list[Choice]:
         *(history.messages_and_choices for history in trajectory.additional_histories),
     ]
     return [item for conversation in conversations for item in conversation if isinstance(item, Choice)]
+
+
+def _check_items(trajectory: Trajectory) -> None:
+    """What was appended after the trajectory was made has not been looked at yet."""
+    as_messages(trajectory.messages_and_choices)
+    for history in trajectory.additional_histories:
+        as_messages(history.messages_and_choices)
 
 
 def set_policy_versions(trajectory: Trajectory, exchanges: Iterable[TokenRecord] | None = None) -> None:
@@ -97,10 +117,13 @@ def trajectory_record(
     """The training record of a trajectory, whose policy versions are set (:func:`set_policy_versions`).
 
     Raises:
-        RecordError: a choice carries no token record, or the reward is not a finite number.
+        RecordError: a choice carries no token record, or the reward, a metric or a value of the metadata is
+            none. The text names the line that made the trajectory.
     """
     if not math.isfinite(trajectory.reward):
-        raise RecordError(f"a trajectory has the reward {trajectory.reward}; it must be a finite number")
+        raise RecordError(
+            f"a trajectory has the reward {trajectory.reward}; it must be a finite number{_made(trajectory)}"
+        )
     exchanges = token_records(trajectory)
     set_policy_versions(trajectory, exchanges)
     return TrajectoryRecord(
@@ -108,7 +131,28 @@ def trajectory_record(
         group_id=group_id,
         exchanges=exchanges,
         reward=float(trajectory.reward),
-        metrics={name: float(value) for name, value in trajectory.metrics.items()},
-        metadata=dict(trajectory.metadata),
+        metrics={name: _metric(trajectory, name) for name in trajectory.metrics},
+        metadata={name: _metadata(trajectory, name) for name in trajectory.metadata},
         timing=RolloutTiming(trajectory.duration_s or 0.0, trajectory.started_unix_s),
     )
+
+
+def _metric(trajectory: Trajectory, name: str) -> float:
+    value: object = trajectory.metrics[name]
+    with contextlib.suppress(TypeError, ValueError):
+        if not isinstance(value, str | bytes):
+            return float(value)  # type: ignore[arg-type]  # what has no number in it raises
+    raise RecordError(
+        f"metrics[{name!r}] is {described(value)}; a metric is a number. Leave it out where it is not known, "
+        f"or put a text into metadata{_made(trajectory)}"
+    )
+
+
+def _metadata(trajectory: Trajectory, name: str) -> MetadataValue:
+    value = trajectory.metadata[name]
+    if value is not None and not isinstance(value, str | int | float | bool):
+        raise RecordError(
+            f"metadata[{name!r}] is {described(value)}; it must be a text, a number, True, False or None. "
+            f"Write for example str(...){_made(trajectory)}"
+        )
+    return value

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from art.settings import flag, keep, number
 from art_dataplane import AdvantageRule
 
 
@@ -9,16 +10,16 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One RL step of :meth:`art.TrainableModel.train`.
 
     Args:
-        learning_rate: AdamW's, above 0. The default is for models of billions of parameters. An adapter on a
-            small one learns next to nothing with it: `art demo`, the guide and the examples (LoRA of rank 8,
-            135 M parameters) use 5e-4, with which they learn in 10 to 20 steps.
+        learning_rate: AdamW's, in ``(0, 1]``. The default is for models of billions of parameters. An adapter
+            on a small one learns next to nothing with it: `art demo`, the guide and the examples (LoRA of
+            rank 8, 135 M parameters) use 5e-4, with which they learn in 10 to 20 steps.
         clip_epsilon_low: the ratio of new to old probability is clipped below 1 minus this, in ``(0, 1]``.
         clip_epsilon_high: and above 1 plus this, above 0.
         scale_advantages: divide a group's advantages by the standard deviation of its rewards.
         max_grad_norm: gradients are scaled down to this global L2 norm; ``0`` switches it off.
 
     Raises:
-        ValueError: a value is out of its range.
+        SettingError: a value is of a wrong type or out of its range; it is a ``ValueError``, too.
     """
 
     learning_rate: float = 5e-6
@@ -28,14 +29,14 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
-        if not 0 < self.clip_epsilon_low <= 1:
-            raise ValueError(f"clip_epsilon_low is {self.clip_epsilon_low}; it must be in (0, 1]")
-        if not self.clip_epsilon_high > 0:
-            raise ValueError(f"clip_epsilon_high is {self.clip_epsilon_high}; it must be above 0")
-        if not self.max_grad_norm >= 0:
-            raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must not be negative")
+        keep(
+            self,
+            learning_rate=number("learning_rate", self.learning_rate, 5e-4, above=0, at_most=1),
+            clip_epsilon_low=number("clip_epsilon_low", self.clip_epsilon_low, 0.2, above=0, at_most=1),
+            clip_epsilon_high=number("clip_epsilon_high", self.clip_epsilon_high, 0.28, above=0),
+            scale_advantages=flag("scale_advantages", self.scale_advantages, True),
+            max_grad_norm=number("max_grad_norm", self.max_grad_norm, 1.0, at_least=0),
+        )
 
     def advantage_rule(self) -> AdvantageRule:
         """How rewards become advantages in such a step."""

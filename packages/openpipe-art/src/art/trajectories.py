@@ -5,6 +5,7 @@ Invariant: a rollout that failed is never a trajectory with some reward. It is a
 """
 
 import asyncio
+import math
 import time
 import traceback
 import uuid
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import msgspec
 import pydantic
 
-from art.errors import ArtError, RolloutFailed
+from art.checked_model import CheckedModel
+from art.errors import RolloutFailed, TrajectoryError
 from art.messages import MessageOrChoice, Messages, MessagesAndChoices, Tools, as_messages, checked
+from art.user_code import described, user_place, with_place
 from art_dataplane.records import RolloutError, TrajectoryRef
 
 type MetadataValue = str | int | float | bool | None
@@ -30,16 +33,41 @@ def gathering_group_id() -> str | None:
     return _gathering.get()
 
 
+def checked_reward(value: Any) -> float:
+    """Returns the reward as a float; whatever has a number in it, such as a NumPy scalar, is taken.
+
+    Raises:
+        ValueError: it is a text, ``None``, not a number, or not finite.
+    """
+    rule = "it must be a finite number, for example reward=1.0"
+    if value is None:
+        raise ValueError(f"reward is None; {rule}. Begin with reward=0.0 where it is known later only")
+    if isinstance(value, str | bytes):
+        raise ValueError(f"reward is {described(value)}; {rule}")
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"reward is {described(value)}; {rule}") from None
+    if not math.isfinite(found):
+        raise ValueError(
+            f"reward is {found}; {rule}. A rollout that has no reward must raise: then it is not trained on"
+        )
+    return found
+
+
 CheckedMessages = Annotated[pydantic.SkipValidation[MessagesAndChoices], pydantic.BeforeValidator(checked)]
 
 
-class History(pydantic.BaseModel):
+class History(CheckedModel):
     """A further conversation of the same trajectory, for example a sub-agent's.
 
     Args:
         messages_and_choices: as a trajectory's.
         tools: the tools that were offered, as OpenAI's.
     """
+
+    example = 'art.History(messages_and_choices=[{"role": "user", "content": "..."}, choice])'
+    refusal = TrajectoryError
 
     messages_and_choices: CheckedMessages
     tools: Tools | None = None
@@ -51,18 +79,22 @@ class History(pydantic.BaseModel):
         ) -> None: ...
 
     def messages(self) -> Messages:
-        """The conversation as plain messages."""
+        """The conversation as plain messages.
+
+        Raises:
+            TrajectoryError: something else than a message or a choice is in it.
+        """
         return as_messages(self.messages_and_choices)
 
 
-class Trajectory(pydantic.BaseModel):
+class Trajectory(CheckedModel):
     """One finished rollout.
 
     Args:
         messages_and_choices: the conversation, any sequence, kept as a list; what the trained model said
             stands as the openai ``Choice`` it came in, since the choice carries the token ids, log-probs and
             policy versions.
-        reward: what the rollout is worth.
+        reward: what the rollout is worth, a finite number.
         metrics: numbers to report, averaged over a step.
         metadata: small values to keep beside it.
         tools: the tools that were offered, as OpenAI's.
@@ -74,22 +106,32 @@ class Trajectory(pydantic.BaseModel):
         final_policy_version: the highest, likewise.
         started_unix_s: when it was made, in seconds since 1970 (Unix time).
         duration_s: seconds it took; :meth:`finish` sets it.
+
+    Raises:
+        TrajectoryError: a field is wrong; the text names it, the line of the program, and what to write.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
+    example = (
+        'art.Trajectory(messages_and_choices=[{"role": "user", "content": "..."}, completion.choices[0]], '
+        "reward=1.0)"
+    )
+    refusal = TrajectoryError
+
     messages_and_choices: CheckedMessages
-    reward: float
-    metrics: dict[str, float | int | bool] = {}
-    metadata: dict[str, MetadataValue] = {}
+    reward: Annotated[float, pydantic.PlainValidator(checked_reward)]
+    metrics: dict[str, float | int | bool] = pydantic.Field(default_factory=dict)
+    metadata: dict[str, MetadataValue] = pydantic.Field(default_factory=dict)
     tools: Tools | None = None
-    logs: list[str] = []
-    additional_histories: list[History] = []
+    logs: list[str] = pydantic.Field(default_factory=list)
+    additional_histories: list[History] = pydantic.Field(default_factory=list)
     initial_policy_version: int | None = None
     final_policy_version: int | None = None
     started_unix_s: float = pydantic.Field(default_factory=time.time)
     duration_s: float | None = None
     _started: float = pydantic.PrivateAttr(default_factory=time.monotonic)
+    _made_in: str = pydantic.PrivateAttr(default_factory=user_place)
 
     if TYPE_CHECKING:  # pydantic's own, but for type checkers a list is no list of a wider type
 
@@ -108,6 +150,21 @@ class Trajectory(pydantic.BaseModel):
             started_unix_s: float = ...,
             duration_s: float | None = None,
         ) -> None: ...
+
+    else:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "reward":
+                try:
+                    value = checked_reward(value)
+                except ValueError as error:
+                    raise TrajectoryError(with_place(f"art.Trajectory: {error}")) from None
+            super().__setattr__(name, value)
+
+    @property
+    def made_in(self) -> str:
+        """The line of the program that made it, ``FILE:LINE, in FUNCTION``; empty if it is not known."""
+        return self._made_in
 
     def log(self, message: str) -> None:
         """Adds the line ``message`` to ``logs``."""
@@ -129,7 +186,11 @@ class Trajectory(pydantic.BaseModel):
             self.metrics[key] = self.metrics.get(key, 0.0) + time.monotonic() - start
 
     def messages(self) -> Messages:
-        """The conversation as plain messages."""
+        """The conversation as plain messages.
+
+        Raises:
+            TrajectoryError: something else than a message or a choice is in it.
+        """
         return as_messages(self.messages_and_choices)
 
     def for_logging(self) -> dict[str, Any]:
@@ -154,6 +215,7 @@ class TrajectoryHandle(msgspec.Struct, frozen=True):
         ref: names the record and the process that holds it; ``None`` when no record exists.
         error: why the rollout failed.
         worker: what ran it, for example ``rollout worker 3 (pid 123)``.
+        scenario: what it was asked, shortened, as ``repr`` shows it.
     """
 
     reward: float | None
@@ -162,6 +224,15 @@ class TrajectoryHandle(msgspec.Struct, frozen=True):
     ref: TrajectoryRef | None = None
     error: RolloutError | None = None
     worker: str = ""
+    scenario: str = ""
+
+    @property
+    def failure(self) -> RolloutFailed | None:
+        """The failure of the rollout as an exception."""
+        if self.error is None:
+            return None
+        error = self.error
+        return RolloutFailed(error.kind, error.message, error.traceback, self.worker, self.scenario)
 
     def raise_for_error(self) -> Self:
         """Returns itself.
@@ -169,8 +240,9 @@ class TrajectoryHandle(msgspec.Struct, frozen=True):
         Raises:
             RolloutFailed: the rollout failed.
         """
-        if self.error is not None:
-            raise RolloutFailed(self.error.kind, self.error.message, self.error.traceback, self.worker)
+        failure = self.failure
+        if failure is not None:
+            raise failure
         return self
 
 
@@ -205,7 +277,7 @@ class TrajectoryGroup:
         metrics: numbers to keep beside the group.
 
     Raises:
-        ArtError: something else than a rollout or an exception was given.
+        TrajectoryError: something else than a rollout or an exception was given.
     """
 
     def __init__(
@@ -222,6 +294,13 @@ class TrajectoryGroup:
         self.metrics: dict[str, float | int | bool] = dict(metrics or {})
         self._id = uuid.uuid4().hex
         self._pending: list[Awaitable[Rollout]] = []
+        if isinstance(trajectories, Trajectory | TrajectoryHandle) or not isinstance(trajectories, Iterable):
+            raise TrajectoryError(
+                with_place(
+                    f"art.TrajectoryGroup takes a list of rollouts, not {described(trajectories)}. "
+                    "Example: art.TrajectoryGroup(executor.submit(rollout, model, x, None) for _ in range(8))"
+                )
+            )
         for item in trajectories:
             if isinstance(item, Awaitable):
                 self._pending.append(item)
@@ -229,17 +308,15 @@ class TrajectoryGroup:
                 self._add(item)
 
     def _add(self, item: object) -> None:
-        if isinstance(item, TrajectoryHandle) and item.error is not None:
-            error = item.error
-            self.exceptions.append(RolloutFailed(error.kind, error.message, error.traceback, item.worker))
+        failure = item.failure if isinstance(item, TrajectoryHandle) else None
+        if failure is not None:
+            self.exceptions.append(failure)
         elif isinstance(item, Trajectory | TrajectoryHandle):
             self.trajectories.append(item)
         elif isinstance(item, BaseException):
             self.exceptions.append(item)
         else:
-            raise ArtError(
-                f"a rollout returned {type(item).__name__}; expected an art.Trajectory (or a handle to one)"
-            )
+            raise not_a_trajectory("a rollout of this group", item, "(or a handle to one)")
 
     @property
     def pending(self) -> int:
@@ -253,7 +330,7 @@ class TrajectoryGroup:
         """Runs what is pending concurrently and returns itself. A cancellation cancels the rollouts.
 
         Raises:
-            ArtError: a rollout returned something else than a trajectory or a handle to one.
+            TrajectoryError: a rollout returned something else than a trajectory or a handle to one.
         """
         pending, self._pending = self._pending, []
         token = _gathering.set(self._id)  # the tasks that gather makes of coroutines begin with it
@@ -284,6 +361,33 @@ class TrajectoryGroup:
     def failures(self) -> tuple[FailureText, ...]:
         """The exceptions as text, to be logged or stored."""
         return tuple(_failure_text(error) for error in self.exceptions)
+
+
+def not_a_trajectory(who: str, value: object, more: str = "") -> TrajectoryError:
+    """What is said of a rollout that returned something else than a trajectory."""
+    expected = f"expected an art.Trajectory {more}".rstrip()
+    write = "await ..." if isinstance(value, Awaitable) else "art.Trajectory(...)"
+    return TrajectoryError(
+        with_place(f"{who} returned {described(value)}; {expected}. Write `return {write}`")
+    )
+
+
+def checked_groups(groups: object) -> "list[TrajectoryGroup]":
+    """The groups that a training step was given, as a list.
+
+    Raises:
+        TrajectoryError: it is something else, for example what must be awaited first.
+    """
+    take = "A training step takes the list that `await art.gather_trajectory_groups(...)` gives"
+    alone = isinstance(groups, Awaitable | Trajectory | TrajectoryHandle)  # a group is awaitable
+    if alone or not isinstance(groups, Iterable):
+        what = "one TrajectoryGroup" if isinstance(groups, TrajectoryGroup) else described(groups)
+        raise TrajectoryError(with_place(f"groups is {what}. {take}, or [group]"))
+    found = list(groups)
+    for index, group in enumerate(found):
+        if not isinstance(group, TrajectoryGroup):
+            raise TrajectoryError(with_place(f"groups[{index}] is {described(group)}. {take}"))
+    return found
 
 
 def _failure_text(error: BaseException) -> FailureText:

@@ -7,6 +7,13 @@ class RuntimeFailure(ArtError):  # noqa: N818 - the base of what goes wrong whil
     """Base of the runtime's errors."""
 
 
+class PartFailed(RuntimeFailure):
+    """A part that others depend on failed: the trainer, the packing worker, the model service.
+
+    It is no failure of the rollout or the step that waited for it, so it is not counted as one.
+    """
+
+
 class StartupError(RuntimeFailure):
     """A part of the runtime did not come up."""
 
@@ -17,6 +24,10 @@ class CallableError(RuntimeFailure):
 
 class ProgramError(ArtError):
     """A program reference given to ``art-monarch`` cannot be used."""
+
+
+_KILLED = "killed by SIGKILL"
+_MEMORY = " (where nobody killed it, the kernel did, for want of memory: `dmesg` says so)"
 
 
 class ActorDied(RuntimeFailure):
@@ -33,7 +44,7 @@ class ActorDied(RuntimeFailure):
         super().__init__(role, cause)
 
     def __str__(self) -> str:
-        return f"{self.role} died: {self.cause}"
+        return f"{self.role} died: {self.cause}{_MEMORY if self.cause == _KILLED else ''}"
 
 
 class ActorTimeout(RuntimeFailure, TimeoutError):  # noqa: N818 - a TimeoutError
@@ -70,3 +81,15 @@ class CloseError(RuntimeFailure, ExceptionGroup[Exception]):
 
     def __str__(self) -> str:
         return f"{self.message}: " + "; ".join(str(error) for error in self.exceptions)
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether something could not be ended or removed; otherwise parts only failed on their way out."""
+        return not all(isinstance(error, ArtError | TimeoutError) for error in self.exceptions)
+
+    def follows(self, error: BaseException) -> bool:
+        """Whether it says nothing that ``error``, which ended the run, does not: then it is noted there."""
+        if self.left_behind:
+            return False
+        error.add_note(str(self))
+        return True

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from art.distributed.errors import RuntimeFailure
+from art.distributed.errors import PartFailed
+from art.distributed.handle import ActorHandle
 
 type Check = Callable[[], Awaitable[str | None]]
 """Says in words what is wrong with a part, or None while it works. It must end by itself, within seconds."""
@@ -26,6 +27,7 @@ class FailureWatch:
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._round: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
+        self._deaths: dict[str, asyncio.Task[None]] = {}
 
     @property
     def failure(self) -> str | None:
@@ -38,9 +40,29 @@ class FailureWatch:
         if self._polling is None:
             self._polling = asyncio.create_task(self._poll())
 
+    def add_process(self, handle: ActorHandle, remedy: str = "") -> None:
+        """Begins to watch a part's process: its death is the failure, as soon as it is seen.
+
+        Args:
+            handle: of the process.
+            remedy: a sentence about what to do, for the text of the failure.
+        """
+        self._deaths[handle.name] = asyncio.create_task(self._await_death(handle, remedy))
+
+    async def _await_death(self, handle: ActorHandle, remedy: str) -> None:
+        died = await handle.wait_died()
+        self._fail(f"{died}. {remedy}" if remedy else str(died))
+
+    def _fail(self, text: str) -> None:
+        if not self._failure.done():
+            self._failure.set_result(text)
+
     def remove(self, name: str) -> None:
         """Ends the watch on a part, which is about to be stopped."""
         self._checks.pop(name, None)
+        death = self._deaths.pop(name, None)
+        if death is not None:
+            death.cancel()
 
     async def _poll(self) -> None:
         while self.failure is None:
@@ -62,27 +84,27 @@ class FailureWatch:
             if name not in self._checks or answer is None or self._failure.done():
                 continue
             text = f"{name} cannot be asked: {answer}" if isinstance(answer, BaseException) else answer
-            self._failure.set_result(text)
+            self._fail(text)
 
     async def guard[T](self, work: Coroutine[Any, Any, T]) -> T:
         """Awaits ``work``, or ends it as soon as a watched part fails.
 
         Raises:
-            RuntimeFailure: a part failed; when ``work`` raised as well, that is its cause.
+            PartFailed: a part failed; when ``work`` raised as well, that is its cause.
         """
         task = asyncio.ensure_future(work)
         waited: set[asyncio.Future[Any]] = {task, self._failure}
         try:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise RuntimeFailure(self._failure.result())
+                raise PartFailed(self._failure.result())
             try:
                 return task.result()
             except Exception as error:
                 failure = await self.diagnose()
                 if failure is None:
                     raise
-                raise RuntimeFailure(failure) from error
+                raise PartFailed(failure) from error
         finally:
             if not task.done():
                 task.cancel()
@@ -90,7 +112,8 @@ class FailureWatch:
 
     def close(self) -> None:
         """Ends the watch."""
-        for task in (self._polling, self._round):
+        for task in (self._polling, self._round, *self._deaths.values()):
             if task is not None:
                 task.cancel()
         self._checks.clear()
+        self._deaths.clear()

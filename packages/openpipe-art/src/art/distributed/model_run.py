@@ -14,6 +14,7 @@ What always holds:
 """
 
 import asyncio
+import contextlib
 import math
 import time
 import uuid
@@ -58,6 +59,7 @@ from art_trainer import Completed, LoraSpec, RlTrainJob, TrainerRuntimeSpec, Tra
 CONTROLLER = "controller"
 """Owner name of records that were made in this process."""
 
+_GO_ON = "The run can go on from its last step on disk: start it again with resume"
 _QUEUE_LIMITS = QueueLimits(groups=4096, records=1 << 20, byte_count=8 << 30)
 _RECORD_BYTES = 4 << 30
 _REMEMBERED = 1 << 20  # record ids that were trained on
@@ -168,7 +170,7 @@ class ModelRun:
             host=self._placed.service_host,
             progress=self._progress,
         )
-        self._keep(self.service.handle)
+        self._actors.append(self.service.handle)  # whose end and state the runtime watches
 
     async def _start_trainer(self, folder: Path) -> None:
         self._trainer = await self._runtime.start_trainer(
@@ -196,6 +198,7 @@ class ModelRun:
 
     def _keep(self, handle: ActorHandle) -> ActorHandle:
         self._actors.append(handle)
+        self._runtime.failures.add_process(handle, _GO_ON)
         return handle
 
     async def train(self, groups: list[TrajectoryGroup], config: TrainConfig) -> TrainResult:
@@ -327,8 +330,9 @@ class ModelRun:
         )
         deadline_s = self._runtime.topology.rpc_timeout_s
         try:
-            result: PackingResult = await self._packer.call(
-                "pack", request, await self._owners(selection), deadline_s, deadline_s=2 * deadline_s
+            owners = await self._owners(selection)
+            result: PackingResult = await self._runtime.failures.guard(
+                self._packer.call("pack", request, owners, deadline_s, deadline_s=2 * deadline_s)
             )
         finally:
             self._queue.release(selection.lease, Outcome.CONSUMED)
@@ -374,21 +378,22 @@ class ModelRun:
             clip_high=config.clip_epsilon_high,
             max_grad_norm=config.max_grad_norm or math.inf,
         )
-        outcome = Outcome.DISCARDED
         try:
             completed, snapshot_bytes = await self._runtime.failures.guard(
                 self._ready_trainer.step(job, event_timeout_s=self._settings.step_timeout_s)
             )
-            outcome = Outcome.CONSUMED
-        finally:
-            if self._packer.alive:
-                await self._packer.call(
-                    "release",
-                    packed.ref.batch_id,
-                    outcome,
-                    deadline_s=self._runtime.topology.rpc_timeout_s,
-                )
+        except BaseException:
+            with contextlib.suppress(ArtError):  # the step's error is what is told
+                await self._release(packed.ref.batch_id, Outcome.DISCARDED)
+            raise
+        await self._release(packed.ref.batch_id, Outcome.CONSUMED)
         return completed, snapshot_bytes
+
+    async def _release(self, batch_id: str, outcome: Outcome) -> None:
+        assert self._packer is not None
+        if self._packer.alive:
+            deadline_s = self._runtime.topology.rpc_timeout_s
+            await self._packer.call("release", batch_id, outcome, deadline_s=deadline_s)
 
     async def close(self, durability_s: float) -> list[Exception]:
         """Waits for durability and ends all parts; returns what failed."""

@@ -145,10 +145,15 @@ def _is_clear(error: BaseException) -> bool:
 
 
 def error_texts(error: BaseException) -> list[str]:
-    """The text of an error of ART, the traceback of another; what closing hid comes first."""
+    """The text of an error of ART, the traceback of another.
+
+    Of an error and what failed while closing after it, the latter is told only when something is left behind.
+    """
     texts = []
     if isinstance(error, CloseError) and error.__context__ is not None:
         texts = error_texts(error.__context__)
+        if texts and not error.left_behind:
+            return texts
     if _is_clear(error):
         texts.append(str(error))
     elif not isinstance(error, asyncio.CancelledError):

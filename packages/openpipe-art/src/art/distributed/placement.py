@@ -21,6 +21,11 @@ from art_topology import (
     compile_topology,
 )
 
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM can be told as the largest rank of an adapter."""
+
+MOST_LORA_RANK = _RANKS[-1]
+
 
 class Placed(msgspec.Struct, frozen=True):
     """Where one model's parts run.
@@ -132,8 +137,7 @@ def _rank_for_vllm(rank: int) -> int:
     Raises:
         ConfigError: none does.
     """
-    allowed = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-    for candidate in allowed:
+    for candidate in _RANKS:
         if rank <= candidate:
             return candidate
-    raise ConfigError(f"a LoRA rank of {rank} is more than vLLM serves ({allowed[-1]})")
+    raise ConfigError(f"a LoRA rank of {rank} is more than vLLM serves ({MOST_LORA_RANK})")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from art.distributed.errors import ProgramError
-from art.distributed.user_traceback import is_users
+from art.errors import SettingError, TrajectoryError
+from art.user_code import is_users
 
 if TYPE_CHECKING:
     from art.distributed.launch import ArtLaunchContext
@@ -116,5 +117,6 @@ def _with_place(error: BaseException) -> str:
     """The error, and the last of the user's own lines that it passed, or the last line of all."""
     frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
     shown = [frame for frame in frames if is_users(frame.filename)] or frames
-    place = f" ({shown[-1].filename}:{shown[-1].lineno})" if shown else ""
+    told = isinstance(error, SettingError | TrajectoryError)  # they name the line themselves
+    place = f" ({shown[-1].filename}:{shown[-1].lineno})" if shown and not told else ""
     return f"{type(error).__name__}: {error}{place}"

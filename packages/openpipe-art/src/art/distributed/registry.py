@@ -2,14 +2,15 @@
 
 ``ART_STATE_DIR`` (default ``~/.local/state/art``) holds ``runs/RUN_ID.json`` for each run between its start
 and its end, and ``reports/RUN_ID.json`` for each run that was cleaned up after, until the next start has
-told of it. Then the report moves to ``reports/told/``.
+told of it. Then the report moves to ``reports/told/``, where the last 50 stay for 30 days.
 """
 
+import contextlib
 import fcntl
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import msgspec
 from art.distributed.processes import ProcessId, boot_id
 
 _KEPT_REPORTS = 50
+_KEPT_S = 30 * 24 * 3600.0
 
 
 class RunEntry(msgspec.Struct, frozen=True):
@@ -160,9 +162,35 @@ class Registry:
             if report is not None:
                 taken.append(report)
                 path.rename(self._told / path.name)
-        for old in sorted(self._told.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_KEPT_REPORTS]:
-            old.unlink(missing_ok=True)
+        self._prune()
         return taken
+
+    def _prune(self) -> None:
+        """Removes told reports beyond the last 50 or older than 30 days, and as old files that were left.
+
+        What was left: files that could not be read, and halves of files whose writer was killed.
+        """
+        now = time.time()
+        told = sorted(_modified(self._told.glob("*.json")), reverse=True)
+        left = [
+            entry
+            for folder in (self._runs, self._reports, self._told)
+            for pattern in ("*.unreadable", ".*.json.*")
+            for entry in _modified(folder.glob(pattern))
+        ]
+        for position, (modified, path) in enumerate([*told, *left]):
+            beyond = _KEPT_REPORTS <= position < len(told)
+            if beyond or now - modified > _KEPT_S:
+                path.unlink(missing_ok=True)
+
+
+def _modified(paths: Iterable[Path]) -> list[tuple[float, Path]]:
+    """The paths that are there, each with the Unix time of its last change."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path.stat().st_mtime, path))
+    return found
 
 
 def _write(path: Path, value: msgspec.Struct) -> None:

@@ -6,7 +6,7 @@ travel.
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,12 +14,14 @@ import msgspec
 from art.distributed import user_values
 from art.distributed.callables import AsyncFunction, InstalledAsyncCallable
 from art.distributed.service import Raised, raised
-from art.distributed.user_traceback import user_traceback
-from art.errors import ArtError
+from art.distributed.user_traceback import rollout_traceback
+from art.errors import RecordError
 from art.model import TrainableModel
 from art.records import set_policy_versions, trajectory_record
-from art.trajectories import Trajectory, TrajectoryHandle
+from art.trajectories import Trajectory, TrajectoryHandle, not_a_trajectory
+from art.user_code import definition
 from art_dataplane import (
+    DataPlaneError,
     Lease,
     Location,
     RolloutError,
@@ -94,9 +96,11 @@ class RolloutWorker:
         """Runs one rollout and returns its value; a trajectory says which policy versions it is of."""
         try:
             value = await self._roll_out(request)
+            if isinstance(value, Awaitable):
+                raise not_a_trajectory(definition(self._function), value, "or a value")
             if isinstance(value, Trajectory):
                 set_policy_versions(value)
-            return RolloutValue(user_values.pack(value, "the result of a rollout"))
+            return RolloutValue(user_values.pack(value, f"the result of {definition(self._function)}"))
         except Exception as error:  # noqa: BLE001 - the caller gets it with its traceback
             return _raised_by_user(error)
 
@@ -108,11 +112,8 @@ class RolloutWorker:
         try:
             trajectory = await self._roll_out(request)
             if not isinstance(trajectory, Trajectory):
-                raise ArtError(
-                    f"{self._spec.function} returned {type(trajectory).__name__}; expected an art.Trajectory"
-                )
-            record = trajectory_record(trajectory, group_id=group_id, record_id=record_id)
-            record.validate()
+                raise not_a_trajectory(definition(self._function), trajectory)
+            record = self._record(trajectory, group_id, record_id)
         except Exception as error:  # noqa: BLE001 - kept as the record's error
             failure = _raised_by_user(error)
             record = TrajectoryRecord(
@@ -127,6 +128,17 @@ class RolloutWorker:
         metrics = {COMPLETION_TOKENS: float(said), **record.metrics}
         record = msgspec.structs.replace(record, timing=timing, metrics=metrics)
         return handle_of(record, await self._store.put_when_room(record, _ROOM_WAIT_S))
+
+    def _record(self, trajectory: Trajectory, group_id: str, record_id: str) -> TrajectoryRecord:
+        """The record of what the function returned; an error names the function."""
+        try:
+            record = trajectory_record(trajectory, group_id=group_id, record_id=record_id)
+            record.validate()
+        except (RecordError, DataPlaneError) as error:
+            raise RecordError(
+                f"{definition(self._function)} returned what cannot be trained on: {error}"
+            ) from None
+        return record
 
     async def _roll_out(self, request: RolloutRequest) -> Any:
         scenario, config = user_values.unpack(request.scenario), user_values.unpack(request.config)
@@ -159,7 +171,7 @@ class RolloutWorker:
 
 def _raised_by_user(error: BaseException) -> Raised:
     """An exception of user code as a reply."""
-    return msgspec.structs.replace(raised(error), traceback=user_traceback(error))
+    return msgspec.structs.replace(raised(error), traceback=rollout_traceback(error))
 
 
 def handle_of(record: TrajectoryRecord, ref: TrajectoryRef) -> TrajectoryHandle:

@@ -7,6 +7,7 @@ miss that.
 """
 
 import asyncio
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from art.awaiting import must_be_awaited
 from art.distributed import user_values
 from art.distributed.callables import AsyncFunction, InstalledAsyncCallable
-from art.distributed.errors import CallableError, RuntimeFailure
+from art.distributed.errors import CallableError, PartFailed, RuntimeFailure
 from art.distributed.handle import ActorHandle
 from art.distributed.peer import PeerRecordOwner
 from art.distributed.rollout_worker import (
@@ -27,7 +29,9 @@ from art.distributed.rollout_worker import (
 )
 from art.errors import ConfigError, RolloutFailed
 from art.model import TrainableModel
+from art.settings import instance, number, whole_number
 from art.trajectories import TrajectoryHandle, gathering_group_id
+from art.user_code import described, shown
 from art_dataplane import Lease, TrajectoryRecord, TrajectoryRef, read_records
 from art_dataplane.locations import INLINE_LIMIT
 from art_topology import RuntimeTopology
@@ -73,12 +77,13 @@ class RolloutExecutor:
         self.function = function
         self._runtime = runtime
         self._places = places(runtime.topology)
-        if not 1 <= target_workers <= len(self._places):
+        target_workers = whole_number("target_workers", target_workers, 2)
+        if target_workers > len(self._places):
             raise RuntimeFailure(
                 f"target_workers is {target_workers}; the topology has {len(self._places)} free CPU slots, "
                 f"so it must be 1 to {len(self._places)}. Raise cpu_slots of the hosts for more"
             )
-        self._rollout_timeout_s = rollout_timeout_s
+        self._rollout_timeout_s = number("rollout_timeout_s", rollout_timeout_s, 600.0, above=0)
         self._env = dict(env)
         self._workers: tuple[int, ...] = tuple(range(target_workers))
         self._handles: dict[int, ActorHandle] = {}
@@ -118,6 +123,7 @@ class RolloutExecutor:
             )
         self._workers = chosen
 
+    @must_be_awaited
     async def start(self) -> None:
         """Starts all workers in use, together; otherwise each starts with its first rollout.
 
@@ -126,6 +132,7 @@ class RolloutExecutor:
         """
         await asyncio.gather(*(self._worker(worker) for worker in self._workers))
 
+    @must_be_awaited
     async def run(
         self, worker: int | None, function: AsyncFunction, model: TrainableModel, scenario: Any, config: Any
     ) -> Any:
@@ -143,8 +150,8 @@ class RolloutExecutor:
             ActorDied: the worker died.
             ActorTimeout: the rollout took longer than the executor allows.
             CallableError: a value cannot be sent.
-            RuntimeFailure: it is not the executor's function, the worker is not in use, or a part that
-                rollouts depend on failed.
+            PartFailed: a part that rollouts depend on failed.
+            RuntimeFailure: it is not the executor's function, or the worker is not in use.
         """
         if worker is not None and worker not in self._workers:
             raise RuntimeFailure(f"worker {worker} is not in use; set_workers chose {self._workers}")
@@ -152,14 +159,15 @@ class RolloutExecutor:
         worker = self._least_busy() if worker is None else worker
         with self._counted(worker):
             handle = await self._worker(worker)
-            return await self._runtime.failures.guard(self._run_on(handle, request))
+            return await self._runtime.failures.guard(self._run_on(handle, request, shown(scenario)))
 
-    async def _run_on(self, handle: ActorHandle, request: RolloutRequest) -> Any:
+    async def _run_on(self, handle: ActorHandle, request: RolloutRequest, scenario: str) -> Any:
         reply = await handle.call("run", request, deadline_s=self._rollout_timeout_s)
         if isinstance(reply, RolloutValue):
             return user_values.unpack(reply.data)
-        raise RolloutFailed(reply.kind, reply.message, reply.traceback, handle.role)
+        raise RolloutFailed(reply.kind, reply.message, reply.traceback, handle.role, scenario)
 
+    @must_be_awaited
     async def submit(
         self,
         function: AsyncFunction,
@@ -189,8 +197,8 @@ class RolloutExecutor:
             ActorDied: the worker died.
             ActorTimeout: the rollout took longer than the executor allows.
             CallableError: a value cannot be sent.
-            RuntimeFailure: it is not the executor's function, or a part that rollouts depend on failed, for
-                example the model service.
+            PartFailed: a part that rollouts depend on failed, for example the model service.
+            RuntimeFailure: it is not the executor's function.
         """
         request = self._request(function, model, scenario, config, group_id or gathering_group_id())
         worker = self._least_busy()
@@ -200,12 +208,9 @@ class RolloutExecutor:
             result: TrajectoryHandle = await failures.guard(
                 handle.call("submit", request, deadline_s=self._rollout_timeout_s)
             )
-        result = msgspec.structs.replace(result, worker=handle.role)
-        if result.error is not None and (failure := await failures.diagnose()) is not None:
-            error = result.error
-            raise RuntimeFailure(failure) from RolloutFailed(
-                error.kind, error.message, error.traceback, handle.role
-            )
+        result = msgspec.structs.replace(result, worker=handle.role, scenario=shown(scenario))
+        if result.failure is not None and (failure := await failures.diagnose()) is not None:
+            raise PartFailed(failure) from result.failure
         return result
 
     def _least_busy(self) -> int:
@@ -224,8 +229,16 @@ class RolloutExecutor:
         self, function: AsyncFunction, model: TrainableModel, scenario: Any, config: Any, group_id: str | None
     ) -> RolloutRequest:
         if not self.function.refers_to(function):
-            shown = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"
-            raise RuntimeFailure(f"this executor was made for {self.function}, not for {shown}")
+            given = (
+                f"{getattr(function, '__module__', '?')}.{function.__qualname__}"
+                if hasattr(function, "__qualname__") and not inspect.isawaitable(function)
+                else described(function)
+            )
+            raise RuntimeFailure(
+                f"this executor was made for {self.function}, not for {given}. The function itself is the "
+                "first argument of submit and the second of run: executor.submit(rollout, model, task, None)"
+            )
+        instance("model", model, TrainableModel, "the model that `await model.register(backend)` registered")
         try:
             model_json = model.model_dump_json().encode()
         except ValueError as error:
@@ -261,6 +274,7 @@ class RolloutExecutor:
             name, RolloutWorker, spec, host=self._places[worker], env=self._env
         )
 
+    @must_be_awaited
     async def restart_worker(self, worker: int) -> None:
         """Starts a worker anew, dead or alive; the records it held are lost.
 
@@ -273,6 +287,7 @@ class RolloutExecutor:
                 await self._runtime.stop_actor(old)
             self._handles[worker] = await self._spawn(worker)
 
+    @must_be_awaited
     async def records(
         self, handles: Sequence[TrajectoryHandle], *, deadline_s: float
     ) -> list[TrajectoryRecord]:

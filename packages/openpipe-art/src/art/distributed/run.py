@@ -1,15 +1,12 @@
 """One run: its identity, its temporary folder, its entry in the registry and the custodian that outlives it.
 
 Invariant: from the moment :meth:`Run.start` returns until :meth:`Run.close` does, the death of this process
-    leads to
-the removal of everything that carries the run's id.
+    leads to the removal of everything that carries the run's id, also when its custodian was killed before.
 """
 
 import os
 import secrets
-import select
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from art.distributed import custodian
 from art.distributed.cleanup import end_processes, remove_segments, sweep_dead_runs
+from art.distributed.custodian_watch import CustodianWatch
 from art.distributed.errors import StartupError
-from art.distributed.processes import RUN_ID_VARIABLE, boot_id, identify, spawner, this_process
+from art.distributed.processes import RUN_ID_VARIABLE, boot_id, identify, this_process
 from art.distributed.registry import Registry, RunEntry, RunReport, state_dir
 
 _LONGEST_TEMP_DIR = 83  # and 24 more for Monarch's "/.tmpXXXXXX/XXXXXXXXXXX"
@@ -37,11 +34,19 @@ def announce_on_stderr(report: RunReport) -> None:
 class Run:
     """Owned by the controller; made by :meth:`start`."""
 
-    def __init__(self, entry: RunEntry, registry: Registry, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, entry: RunEntry, registry: Registry, tell: Callable[[str], None]) -> None:
         self._entry = entry
         self._registry = registry
-        self._custodian = process
+        environment = {name: value for name, value in os.environ.items() if name != RUN_ID_VARIABLE}
+        command = [sys.executable, "-m", "art.distributed.custodian", str(registry.folder), entry.run_id]
+        self._custodian = CustodianWatch(
+            command, environment, f"run {entry.run_id}", self._custodian_started, tell
+        )
         self._closed = False
+
+    def _custodian_started(self, pid: int) -> None:
+        self._entry = msgspec.structs.replace(self._entry, custodian=identify(pid))
+        self._registry.write_run(self._entry)
 
     @property
     def run_id(self) -> str:
@@ -60,8 +65,20 @@ class Run:
         return {**os.environ, RUN_ID_VARIABLE: self.run_id}
 
     @classmethod
-    def start(cls, *, announce: Announce = announce_on_stderr, deadline_s: float = 20.0) -> "Run":
+    def start(
+        cls,
+        *,
+        announce: Announce = announce_on_stderr,
+        deadline_s: float = 20.0,
+        tell: Callable[[str], None] | None = None,
+    ) -> "Run":
         """Tells of runs that ended without closing, then starts this run and its custodian.
+
+        Args:
+            announce: told of each run that ended without closing.
+            deadline_s: seconds for the custodian to come up.
+            tell: called, from a thread, with a line when a custodian ended and another took its place; by
+                default it is written to standard error.
 
         Raises:
             StartupError: the state folder cannot be written, or the custodian did not come up.
@@ -86,15 +103,14 @@ class Run:
             command=" ".join(sys.argv)[:200],
         )
         registry.write_run(entry)
+        run = cls(entry, registry, tell or _tell_on_stderr)
         try:
-            process = _start_custodian(registry, run_id, deadline_s)
+            run._custodian.start(deadline_s)
         except BaseException:
             registry.remove_run(run_id)
             shutil.rmtree(entry.temp_dir)
             raise
-        entry = msgspec.structs.replace(entry, custodian=identify(process.pid))
-        registry.write_run(entry)
-        return cls(entry, registry, process)
+        return run
 
     def close(self) -> None:
         """Ends what is left of the run's processes, removes its segments and folder, and dismisses the
@@ -115,21 +131,15 @@ class Run:
                 shutil.rmtree(self.temp_dir)
         finally:
             if not living:
-                self._dismiss()
+                self._custodian.dismiss()
                 self._registry.remove_run(self.run_id)
         if living:
             pids = ", ".join(str(process.pid) for process in living)
             raise OSError(f"processes {pids} of run {self.run_id} could not be ended; its custodian stays")
 
-    def _dismiss(self) -> None:
-        assert self._custodian.stdin is not None
-        try:
-            self._custodian.stdin.write(custodian.CLOSED)
-            self._custodian.stdin.close()
-            self._custodian.wait(5.0)
-        except (BrokenPipeError, subprocess.TimeoutExpired):
-            self._custodian.kill()
-            self._custodian.wait(5.0)
+
+def _tell_on_stderr(line: str) -> None:
+    sys.stderr.write(f"art: {line}\n")
 
 
 def _make_temp_dir(run_id: str) -> Path:
@@ -142,29 +152,3 @@ def _make_temp_dir(run_id: str) -> Path:
         )
     path.mkdir(mode=0o700)
     return path
-
-
-def _start_custodian(registry: Registry, run_id: str, deadline_s: float) -> subprocess.Popen[bytes]:
-    environment = {name: value for name, value in os.environ.items() if name != RUN_ID_VARIABLE}
-    ready, ready_write = os.pipe()
-    try:
-        process = spawner().spawn(
-            [sys.executable, "-m", "art.distributed.custodian", str(registry.folder), run_id],
-            environment=environment,
-            stdin=subprocess.PIPE,
-            stdout=ready_write,
-        )
-    finally:
-        os.close(ready_write)
-    try:
-        readable, _, _ = select.select([ready], [], [], deadline_s)
-        if not readable or os.read(ready, 1) != custodian.READY:
-            process.kill()
-            code = process.wait(5.0)
-            raise StartupError(
-                f"the custodian of run {run_id} did not come up within {deadline_s} s (exit code {code}); "
-                f"its output is above. Run `{sys.executable} -m art.distributed.custodian` to see why"
-            )
-    finally:
-        os.close(ready)
-    return process

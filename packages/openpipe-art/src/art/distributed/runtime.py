@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from art.awaiting import must_be_awaited
 from art.checks import require, runtime_checks
 from art.distributed.actor_process import ACTOR_TMPDIR_VARIABLE, CPUS_VARIABLE
 from art.distributed.callables import AsyncFunction, InstalledAsyncCallable
@@ -53,6 +54,7 @@ class ArtRuntime:
         self._closed = False
 
     @classmethod
+    @must_be_awaited
     async def start(cls, host_mesh: HostMeshes, topology: RuntimeTopology) -> "ArtRuntime":
         """Starts on hosts that are attached already, as ``ArtLaunchContext.host_mesh`` is; they stay the
         launcher's.
@@ -68,6 +70,7 @@ class ArtRuntime:
         return cls(host_mesh, topology, owns_hosts=False)
 
     @classmethod
+    @must_be_awaited
     async def start_local(
         cls,
         topology: RuntimeTopology,
@@ -161,7 +164,7 @@ class ArtRuntime:
             self._spawn_process(handle, monarch_name, host, env or {}, cpus)
             await handle.started(reference, limit)
         except BaseException:
-            del self._actors[name]
+            self._actors.pop(name, None)  # it is gone when the runtime was closed meanwhile
             await handle.discard()
             raise
         return handle
@@ -323,6 +326,7 @@ class ArtRuntime:
             self, function, target_workers=target_workers, rollout_timeout_s=rollout_timeout_s, env=env or {}
         )
 
+    @must_be_awaited
     async def close(self, deadline_s: float = 8.0) -> None:
         """Closes all actors together, then, for a local runtime, its worker and its run. Repeatable.
 
@@ -356,4 +360,8 @@ class ArtRuntime:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        except CloseError as failed:
+            if error is None or not failed.follows(error):
+                raise
