@@ -1,8 +1,8 @@
 """The time of a training step, of rollouts and of the loop that joins them.
 
-Every time is a closed form: arithmetic against a roofline, communication by alpha-beta on the link it crosses.
-The few global constants are in :mod:`art_topology.cost.calibration`, each with its source; none belongs to a model,
-a layout or a measurement.
+Every time is a closed form: arithmetic against a roofline, communication by alpha-beta on the link it
+crosses. The few global constants are in :mod:`art_topology.cost.calibration`, each with its source; none
+belongs to a model, a layout or a measurement.
 """
 
 from art_topology.cost.calibration import Calibration

@@ -18,7 +18,8 @@ def rollout_cost(
     gpu_memory_utilization: float = 0.9,
     calibration: Calibration | None = None,
 ) -> RolloutCost:
-    """Predicts the rollouts of one step: all completions of ``workload``, as many at once as fit in the KV cache.
+    """Predicts the rollouts of one step: all completions of ``workload``, as many at once as fit in the KV
+    cache.
 
     Args:
         model: The model.

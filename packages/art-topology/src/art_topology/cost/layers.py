@@ -1,0 +1,355 @@
+"""The time of one layer on one rank: forward and backward, by what takes it.
+
+Every time here is for one row on a rank that holds ``tokens / cp`` of its tokens. Layers of the same shape
+under the same parallelism take the same time, so each is computed once.
+"""
+
+from typing import Literal, get_args
+
+import msgspec
+
+from art_topology.cost.arithmetic import Processor
+from art_topology.cost.calibration import ByArchitecture, Calibration
+from art_topology.cost.communication import Group, Network, dispatch_copies, place
+from art_topology.cost.row import Row, core_flops, indexer_flops
+from art_topology.models import (
+    AttentionShape,
+    CompressedAttentionShape,
+    GatedDeltaNetShape,
+    GqaShape,
+    LayerShape,
+    Matrix,
+    MlaShape,
+    ModelDescription,
+    MoeShape,
+)
+from art_topology.models.flops import adapted
+from art_topology.workload import WorkloadSpec
+
+Kind = Literal["products", "adapters", "attention", "indexer", "kernels", "launches", "tp", "cp", "ep"]
+"""What takes time: ``kernels`` are those bound by memory, ``launches`` what the host needs beyond all
+kernels."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+Times = tuple[float, ...]
+"""Seconds for each of :data:`KINDS`."""
+
+
+class Division(msgspec.Struct, frozen=True):
+    """What decides the time of a layer: tensor, context, expert and expert tensor parallelism."""
+
+    tp: int
+    cp: int
+    ep: int
+    etp: int
+
+
+class LayerTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one layer (or of embedding and head) for one row on one rank, for each of :data:`KINDS`."""
+
+    forward: Times
+    backward: Times
+
+    @property
+    def forward_s(self) -> float:
+        """All of the forward pass."""
+        return sum(self.forward)
+
+    @property
+    def backward_s(self) -> float:
+        """All of the backward pass, without recomputation."""
+        return sum(self.backward)
+
+    @property
+    def core_s(self) -> float:
+        """The core of attention in the forward pass, indexer included."""
+        return self.forward[KINDS.index("attention")] + self.forward[KINDS.index("indexer")]
+
+
+class LayerCosts:
+    """Times of layers for one model, workload and machine, each computed once."""
+
+    def __init__(
+        self,
+        model: ModelDescription,
+        workload: WorkloadSpec,
+        row: Row,
+        device: Processor,
+        network: Network,
+        calibration: Calibration,
+    ) -> None:
+        self._model, self._workload, self._row = model, workload, row
+        self._device, self._network, self._calibration = device, network, calibration
+        self._known: dict[tuple[LayerShape, Division], LayerTime] = {}
+        self._ends: dict[Division, tuple[LayerTime, LayerTime]] = {}
+        self._core: dict[AttentionShape, tuple[float, float]] = {}
+
+    def layer(self, shape: LayerShape, division: Division) -> LayerTime:
+        """The time of one layer."""
+        key = (shape, division)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._measure(shape, division)
+        return found
+
+    def ends(self, division: Division) -> tuple[LayerTime, LayerTime]:
+        """The time of the embedding, and of the head with the loss."""
+        found = self._ends.get(division)
+        if found is None:
+            found = self._ends[division] = (self._embedding(division), self._head(division))
+        return found
+
+    def core(self, shape: AttentionShape) -> tuple[float, float]:
+        """Forward FLOPs of one token in the core, and in the scores of the indexer."""
+        found = self._core.get(shape)
+        if found is None:
+            found = self._core[shape] = (
+                core_flops(shape, self._workload),
+                indexer_flops(shape, self._workload),
+            )
+        return found
+
+    def _measure(self, shape: LayerShape, division: Division) -> LayerTime:
+        forward, backward = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)
+        self._products(shape.matrices(), shape, division, forward, backward)
+        self._attention(shape.attention, division, forward, backward)
+        self._kernels(shape, division, forward, backward)
+        self._launches(shape, forward, backward)
+        self._tensor_parallel(shape, division, forward, backward)
+        self._context_parallel(shape.attention, division, forward, backward)
+        if isinstance(shape.mlp, MoeShape):
+            self._expert_parallel(shape.mlp, division, forward, backward)
+        return LayerTime(forward=tuple(forward.values()), backward=tuple(backward.values()))
+
+    def _products(
+        self,
+        matrices: tuple[Matrix, ...],
+        shape: LayerShape | None,
+        division: Division,
+        forward: dict[Kind, float],
+        backward: dict[Kind, float],
+    ) -> None:
+        trains_all = self._workload.lora_rank is None
+        for matrix in matrices:
+            once = self._product(matrix, matrix.inputs, matrix.outputs, shape, division)
+            forward["products"] += once
+            if matrix.part != "indexer":
+                backward["products"] += (2 if trains_all else 1) * once
+            if adapted(matrix, self._workload):
+                pair = self._adapter(matrix, shape, division)
+                forward["adapters"] += pair
+                backward["adapters"] += 2 * pair
+
+    def _product(
+        self, matrix: Matrix, inputs: int, outputs: int, shape: LayerShape | None, division: Division
+    ) -> float:
+        tokens = self._row.tokens / division.cp
+        whole = msgspec.structs.replace(matrix, inputs=inputs, outputs=outputs)
+        if matrix.part == "routed_experts" and shape is not None and isinstance(shape.mlp, MoeShape):
+            local = whole.local(division.etp, division.ep)
+            rows = self._rows_per_expert(shape.mlp, division)
+            return self._device.grouped_s(rows, local.inputs, local.outputs, local.copies)
+        local = whole.local(division.tp)
+        divided = matrix.divided != "none" or matrix.divided_copies
+        rows = tokens if divided else tokens / division.tp
+        if local.copies > 1:
+            return self._device.grouped_s(rows, local.inputs, local.outputs, local.copies)
+        return self._device.product_s(rows, local.inputs, local.outputs)
+
+    def _adapter(self, matrix: Matrix, shape: LayerShape | None, division: Division) -> float:
+        """Down to the rank, and up again, added to the output of the frozen matrix, which is read for it."""
+        rank = self._workload.lora_rank or 0
+        down = msgspec.structs.replace(matrix, divided="rows" if matrix.divided == "rows" else "none")
+        up = msgspec.structs.replace(matrix, divided="columns" if matrix.divided == "columns" else "none")
+        added = self._rows(matrix, shape, division) * matrix.local(self._tp(matrix, division)).outputs
+        return (
+            self._product(down, matrix.inputs, rank, shape, division)
+            + self._product(up, rank, matrix.outputs, shape, division)
+            + self._device.moved_s(added * self._device.dtype_bytes)
+        )
+
+    def _tp(self, matrix: Matrix, division: Division) -> int:
+        return division.etp if matrix.part == "routed_experts" else division.tp
+
+    def _rows(self, matrix: Matrix, shape: LayerShape | None, division: Division) -> float:
+        """Rows that a rank multiplies with a matrix, over all copies."""
+        if matrix.part == "routed_experts" and shape is not None and isinstance(shape.mlp, MoeShape):
+            return self._routed_rows(shape.mlp, division)
+        tokens = self._row.tokens / division.cp
+        return tokens if matrix.divided != "none" else tokens / division.tp
+
+    def _routed_rows(self, moe: MoeShape, division: Division) -> float:
+        """Rows that the fullest expert-parallel rank multiplies, over all its experts."""
+        tokens = self._row.tokens / division.cp / division.tp
+        imbalance = self._calibration.expert_imbalance if division.ep > 1 else 1.0
+        return tokens * division.etp * moe.topk * imbalance
+
+    def _rows_per_expert(self, moe: MoeShape, division: Division) -> float:
+        return self._routed_rows(moe, division) * division.ep / moe.experts
+
+    def _attention(
+        self,
+        shape: AttentionShape,
+        division: Division,
+        forward: dict[Kind, float],
+        backward: dict[Kind, float],
+    ) -> None:
+        tokens = self._row.tokens / division.cp
+        core, indexer = self.core(shape)
+        ahead, back = self.attention_flops_per_s(shape)
+        times = 2.0 if isinstance(shape, GatedDeltaNetShape) else 2.5
+        floor = self._device.moved_s(4 * tokens * shape.core_width / division.tp * self._device.dtype_bytes)
+        forward["attention"] += max(core * tokens / division.tp / ahead, floor) + self._device.kernel_s
+        backward["attention"] += (
+            max(times * core * tokens / division.tp / back, 2 * floor) + self._device.kernel_s
+        )
+        if indexer:
+            reached = self._fraction(self._calibration.indexer_fraction)
+            forward["indexer"] += indexer * tokens / reached + self._device.kernel_s
+
+    def attention_flops_per_s(self, shape: AttentionShape) -> tuple[float, float]:
+        """What the core of attention reaches, forward and backward, in FLOP/s."""
+        values = self._calibration
+        if isinstance(shape, GatedDeltaNetShape):
+            reached = values.linear_attention_fraction * self._device.peak_flops
+            return reached, reached
+        sparse = (isinstance(shape, MlaShape) and shape.topk is not None) or (
+            isinstance(shape, CompressedAttentionShape) and shape.indexer is not None
+        )
+        if sparse:
+            return self._fraction(values.sparse_forward_fraction), self._fraction(
+                values.sparse_backward_fraction
+            )
+        return self._fraction(values.attention_forward_fraction), self._fraction(
+            values.attention_backward_fraction
+        )
+
+    def _fraction(self, table: ByArchitecture) -> float:
+        return table.of(self._device.architecture) * self._device.peak_flops
+
+    def _kernels(
+        self, shape: LayerShape, division: Division, forward: dict[Kind, float], backward: dict[Kind, float]
+    ) -> None:
+        """Norms, residuals and rotations on the tokens of the rank; activations of the feed-forward layer
+        (two read, one written); and for experts, rows that are permuted and put back."""
+        tokens = self._row.tokens / division.cp
+        numbers = tokens / division.tp * shape.hidden_size * self._calibration.kernel_passes * shape.streams
+        for matrix in shape.mlp.matrices() if shape.mlp else ():
+            if matrix.divided == "columns":
+                local = matrix.local(self._tp(matrix, division))
+                numbers += 1.5 * self._rows(matrix, shape, division) * local.outputs
+        if isinstance(shape.mlp, MoeShape):
+            numbers += 4 * self._routed_rows(shape.mlp, division) * shape.hidden_size
+        seconds = self._device.moved_s(numbers * self._device.dtype_bytes)
+        forward["kernels"] += seconds
+        backward["kernels"] += 2 * seconds
+
+    def _launches(self, shape: LayerShape, forward: dict[Kind, float], backward: dict[Kind, float]) -> None:
+        count = self._calibration.launches_per_layer * (2 if shape.is_moe else 1)
+        if self._workload.lora_rank is not None:
+            count += 3 * sum(adapted(matrix, self._workload) for matrix in shape.matrices())
+        needed = count * self._calibration.launch_s
+        forward["launches"] = max(0.0, needed - sum(forward.values()))
+        backward["launches"] = max(0.0, 2 * needed - sum(backward.values()))
+
+    def _tensor_parallel(
+        self, shape: LayerShape, division: Division, forward: dict[Kind, float], backward: dict[Kind, float]
+    ) -> None:
+        """All-gather before and reduce-scatter after attention and the feed-forward layer, on the
+        sequence."""
+        group = place(division.tp, 1, self._network.domain)
+        dense = shape.mlp is not None and not (isinstance(shape.mlp, MoeShape) and shape.mlp.shared_size == 0)
+        volume = self._row.tokens / division.cp * shape.hidden_size * self._device.dtype_bytes
+        seconds = (4 if dense else 2) * self._network.gather_s(group, volume)
+        forward["tp"] += seconds
+        backward["tp"] += seconds
+
+    def _context_parallel(
+        self,
+        shape: AttentionShape,
+        division: Division,
+        forward: dict[Kind, float],
+        backward: dict[Kind, float],
+    ) -> None:
+        """All-gather of keys and values; backward again, with a reduce-scatter of their gradients in
+        float32."""
+        if division.cp == 1:
+            return
+        group = place(division.cp, division.tp, self._network.domain)
+        numbers = context_numbers(shape, self._row.tokens, division)
+        gathered = self._network.gather_s(group, numbers * self._device.dtype_bytes)
+        forward["cp"] += gathered
+        backward["cp"] += gathered + self._network.gather_s(group, numbers * 4)
+
+    def _expert_parallel(
+        self, moe: MoeShape, division: Division, forward: dict[Kind, float], backward: dict[Kind, float]
+    ) -> None:
+        """Dispatch and combine among the ranks of the experts; gather and scatter among those of one
+        expert."""
+        tokens = self._row.tokens / division.cp / division.tp
+        width = moe.hidden_size * self._device.dtype_bytes
+        seconds = 0.0
+        if division.ep > 1:
+            group = self.expert_group(division)
+            up, out = dispatch_copies(group, moe.experts, moe.topk)
+            volume = tokens * width * self._calibration.expert_imbalance
+            seconds += 2 * self._network.exchange_s(group, up * volume, out * volume)
+        if division.etp > 1:
+            slices = place(division.etp, 1, self._network.domain)
+            volume = self._routed_rows(moe, division) * width
+            seconds += 2 * self._network.gather_s(slices, volume)
+        forward["ep"] += seconds
+        backward["ep"] += seconds
+
+    def expert_group(self, division: Division) -> Group:
+        """How the expert-parallel group lies on the domains."""
+        return place(division.ep, division.etp, self._network.domain)
+
+    def _embedding(self, division: Division) -> LayerTime:
+        tokens = self._row.tokens / division.cp
+        times = {
+            "kernels": self._device.moved_s(3 * tokens * self._model.hidden_size * self._device.dtype_bytes)
+        }
+        if division.tp > 1:
+            group = place(division.tp, 1, self._network.domain)
+            volume = tokens * self._model.hidden_size * self._device.dtype_bytes
+            times["tp"] = self._network.gather_s(group, volume)
+        forward = tuple(times.get(kind, 0.0) for kind in KINDS)
+        backward = forward if self._workload.lora_rank is None else tuple(0.0 for _ in KINDS)
+        return LayerTime(forward=forward, backward=backward)
+
+    def _head(self, division: Division) -> LayerTime:
+        """Logits and log-probabilities; logits are written, read twice and their gradient written, in
+        float32."""
+        forward, backward = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)
+        self._products(self._model.head_matrices(), None, division, forward, backward)
+        tokens = self._row.tokens / division.cp
+        logits = tokens * self._model.vocab_size / division.tp * 4
+        forward["kernels"] += self._device.moved_s(3 * logits)
+        backward["kernels"] += self._device.moved_s(3 * logits)
+        group = place(division.tp, 1, self._network.domain)
+        volume = tokens * self._model.hidden_size * self._device.dtype_bytes
+        forward["tp"] += self._network.gather_s(group, volume)
+        backward["tp"] += self._network.gather_s(group, volume)
+        return LayerTime(forward=tuple(forward.values()), backward=tuple(backward.values()))
+
+
+def context_numbers(shape: AttentionShape, tokens: float, division: Division) -> float:
+    """Numbers that the ranks of a context-parallel group have together after gathering keys and values.
+
+    A sliding window needs no more than its length from each neighbour; a recurrence passes its state on.
+    """
+    if isinstance(shape, GatedDeltaNetShape):
+        return shape.state_bytes(1, division.tp) * division.cp
+    if isinstance(shape, GqaShape):
+        if shape.shares_kv:
+            return 0.0
+        heads = -(-shape.kv_heads // division.tp)
+        seen = tokens if shape.window is None else min(tokens, shape.window * division.cp)
+        return seen * heads * (shape.head_dim + shape.value_dim)
+    if isinstance(shape, MlaShape):
+        index = shape.indexer.head_dim if shape.indexer else 0
+        return tokens * (shape.kv_rank + shape.rope_dim + index)
+    index = shape.indexer.head_dim if shape.indexer else 0
+    entries = 0.0 if shape.rate is None else tokens / shape.rate * (shape.head_dim + index)
+    return entries + min(tokens, shape.window * division.cp) * shape.head_dim
