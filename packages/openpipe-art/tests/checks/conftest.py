@@ -15,6 +15,8 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 100000.0,
     "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "tie_word_embeddings": True,
     "hidden_size": 576,
     "intermediate_size": 1536,
     "num_hidden_layers": 30,
@@ -25,6 +27,27 @@ CONFIG = {
     "max_position_embeddings": 8192,
 }
 """The sizes of SmolLM2-135M."""
+LLAMA_LAYER = {
+    "input_layernorm": [576],
+    "self_attn.q_proj": [576, 576],
+    "self_attn.k_proj": [192, 576],
+    "self_attn.v_proj": [192, 576],
+    "self_attn.o_proj": [576, 576],
+    "post_attention_layernorm": [576],
+    "mlp.gate_proj": [1536, 576],
+    "mlp.up_proj": [1536, 576],
+    "mlp.down_proj": [576, 1536],
+}
+LLAMA_SHAPES = {
+    "model.embed_tokens.weight": [49152, 576],
+    **{
+        f"model.layers.{layer}.{name}.weight": shape
+        for layer in range(30)
+        for name, shape in LLAMA_LAYER.items()
+    },
+    "model.norm.weight": [576],
+}
+"""The tensors of SmolLM2-135M as its file lists them."""
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are short and kind.<|im_end|>\n' }}{% endif %}"
@@ -106,8 +129,21 @@ def bare_model(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer.json").write_text("{}")
-    write_safetensors(folder / "model.safetensors", {"weight": [134_515_008]})
+    write_safetensors(folder / "model.safetensors", LLAMA_SHAPES)
     return folder
+
+
+@pytest.fixture
+def llama_shapes() -> dict[str, list[int]]:
+    """:data:`LLAMA_SHAPES`."""
+    return LLAMA_SHAPES
+
+
+@pytest.fixture
+def demo_model_folder(bare_model: Path) -> Path:
+    """A model that `art demo --model` takes: sizes of SmolLM2-135M and a small tokenizer."""
+    write_tokenizer(bare_model, CHATML)
+    return bare_model
 
 
 class FakeMachine:

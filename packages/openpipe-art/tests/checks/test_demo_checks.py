@@ -130,7 +130,7 @@ def test_what_is_no_run_cannot_be_resumed(place, make):
 def test_the_steps_decide_how_much_disk_is_needed(place, room):
     room(place / "run", 200 << 20)
     assert failed_names(run_dir=place / "run", steps=5) == set()
-    with pytest.raises(PreflightError, match=r"disk of the run: 200 MiB free.*775 MiB"):
+    with pytest.raises(PreflightError, match=r"disk of the run: 210 MB free.*775 MB"):
         require(demo_checks(run_dir=place / "run", steps=25))
 
 
@@ -142,12 +142,72 @@ def test_memory_below_the_demos_peak_is_refused(place, memory, gib, state):
     assert "5.7 GiB (the demo's measured peak)" in check.needed
 
 
-def test_a_models_own_sizes_are_asked_for(place, memory, bare_model):
-    assert failed_names(model=bare_model) == set()
+def test_a_models_own_sizes_are_asked_for(place, memory, demo_model_folder):
+    assert failed_names(model=demo_model_folder) == set()
     memory(4)
-    assert failed_names(model=bare_model) == {"memory"}
+    assert failed_names(model=demo_model_folder) == {"memory"}
     with pytest.raises(PreflightError, match=r"model: '.*nothing' is no folder.*--model DIR"):
         require(demo_checks(model=place / "nothing"))
+
+
+def edited(folder: Path, file: str, **values: object) -> None:
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_model_without_a_chat_template_is_refused(place, demo_model_folder):
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        (demo_model_folder / name).unlink(missing_ok=True)
+    with pytest.raises(PreflightError, match=r"prompts: .* has no chat template.*--model DIR"):
+        require(demo_checks(model=demo_model_folder))
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ messages[0].content | nothing }}", "cannot be compiled"),
+        ("{{ raise_exception('no users here') }}", "refuses these messages: no users here"),
+        ("{{ 1 // 0 }}", "refuses these messages"),
+        ("{{ messages[9].content.strip() }}", "refuses these messages"),
+        ("", "renders nothing"),
+    ],
+)
+def test_a_chat_template_that_does_not_render_is_refused(place, demo_model_folder, template, told):
+    (demo_model_folder / "chat_template.jinja").write_text(template)
+    (check,) = [check for check in failures(demo_checks(model=demo_model_folder)) if check.name == "prompts"]
+    assert told in check.found
+
+
+def test_a_template_that_is_no_text_is_refused(place, demo_model_folder):
+    (demo_model_folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(PreflightError, match=r"chat_template\.jinja cannot be read"):
+        require(demo_checks(model=demo_model_folder))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff"])
+def test_a_tokenizer_that_is_none_is_refused(place, demo_model_folder, content):
+    (demo_model_folder / "tokenizer.json").write_bytes(content)
+    with pytest.raises(PreflightError, match=r"prompts: .*tokenizer\.json cannot be read"):
+        require(demo_checks(model=demo_model_folder))
+
+
+def test_a_tokenizer_of_another_model_is_refused(place, demo_model_folder):
+    edited(demo_model_folder, "config.json", vocab_size=100)
+    found = {check.name: check.found for check in failures(demo_checks(model=demo_model_folder))}
+    assert "and the model has 100 tokens" in found["prompts"]
+
+
+def test_prompts_longer_than_the_models_positions_are_refused(place, demo_model_folder):
+    edited(demo_model_folder, "config.json", max_position_embeddings=40)
+    found = {check.name: check for check in failures(demo_checks(model=demo_model_folder))}
+    assert found["prompts"].needed == "at most 40"
+    assert "take a model that was made for 2048 tokens or more" in found["packed_sequence_length"].remedy
+
+
+def test_a_program_file_that_hides_a_module_is_refused(place):
+    (place / "random.py").write_text("")
+    with pytest.raises(PreflightError, match=r"module names: .*random\.py would be imported in place of"):
+        require(demo_checks())
 
 
 def test_everything_that_is_wrong_comes_at_once(place, memory, room):

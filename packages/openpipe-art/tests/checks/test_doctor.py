@@ -11,6 +11,7 @@ import pytest
 
 from art.checks import State, cache, doctor, machine, network
 from art.checks.cache import Fetched
+from art.checks.stale import Removal, StaleEntry
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def test_where_the_demo_runs_the_exit_status_is_0():
     assert code == 0
     assert "yes  cpu" in text
     assert "To mend" not in text
-    assert "in the way" not in text
+    assert "Worth a look" not in text
     assert text.endswith("\nart demo can run here.\n")
 
 
@@ -45,8 +46,10 @@ def test_what_is_missing_is_told_with_the_remedy_and_exit_status_1(memory):
     assert code == 1
     assert "no   cpu" in text
     assert "FAILED   memory" in text
-    mend = text.partition("What stands in the way:\n")[2]
-    assert "memory: 2.0 GiB available of 16.0 GiB, needed: 5.7 GiB" in mend
+    assert "memory                  2.0 GiB available of 16.0 GiB  (needed: 5.7 GiB" in text
+    mend = text.partition("To mend it:\n")[2]
+    assert "  memory: end other programs" in mend
+    assert text.count("2.0 GiB available of 16.0 GiB") == 1
     assert "Traceback" not in text
 
 
@@ -68,7 +71,8 @@ def test_a_gpu_is_told_honestly(monkeypatch):
 def test_what_is_still_to_be_fetched_is_told(tmp_path):
     _, text = ask()
     assert f"vLLM for CPUs: there, {tmp_path / 'vllm'}" in text
-    assert "model SmolLM2-135M-Instruct: not there yet; the first run writes about 763 MiB" in text
+    assert "model SmolLM2-135M-Instruct: not there yet; the first run fetches 110 MB, "
+    assert "writes about 800 MB" in text
 
 
 def test_json_holds_everything():
@@ -107,8 +111,19 @@ def fake_uv(folder: Path, script: str) -> str:
     ("script", "state", "found"),
     [
         ("cat > /dev/null", State.OK, "answered in"),
-        ("echo 'error: tunnel is closed' >&2; exit 2", State.FAILURE, "error: tunnel is closed"),
+        ("echo 'error: tunnel is closed' >&2; exit 2", State.FAILURE, "tunnel is closed"),
         ("exit 3", State.FAILURE, "exit status 3"),
+        (
+            "printf 'error: Request failed\\n  cause: Failed to fetch: x\\n  cause: more\\n"
+            "  cause: Connection refused\\n' >&2; exit 2",
+            State.FAILURE,
+            "Request failed: Failed to fetch: x: Connection refused",
+        ),
+        (
+            "printf '\\303\\227 No solution found\\n \\342\\224\\200 Because of it\\n' >&2; exit 1",
+            State.FAILURE,
+            "No solution found: Because of it",
+        ),
         ("exec sleep 60", State.FAILURE, "did not answer within 0.5 s"),
     ],
 )
@@ -123,11 +138,58 @@ def test_the_index_answers_or_it_is_told_why_not(tmp_path, monkeypatch, script, 
     assert ("UV_DEFAULT_INDEX" in check.remedy) == (state is State.FAILURE)
 
 
+def test_what_uv_says_is_told_once_from_its_beginning(tmp_path, monkeypatch):
+    line = "error: it begins here " + "and goes on " * 40
+    uv = fake_uv(tmp_path, f"echo '{line}' >&2; exit 2")
+    monkeypatch.setattr(network, "_uv", lambda: uv)
+    code, text = ask("--network")
+    assert code == 1
+    assert text.count("it begins here") == 1
+    assert max(len(line) for line in text.splitlines()) < 300
+
+
+def stale(folder: Path, **more) -> StaleEntry:
+    return StaleEntry(**{"folder": folder, "disk_bytes": 1_500_000_000, "whole": True, "user": ""} | more)
+
+
+def test_what_is_stale_in_the_cache_is_listed_with_the_command_that_removes_it(monkeypatch, tmp_path):
+    assert "not used by this version" not in ask()[1]
+    entries = (stale(tmp_path / "old"), stale(tmp_path / "busy", user="process 7"))
+    monkeypatch.setattr("art.checks.capabilities.stale_entries", lambda: entries)
+    code, text = ask()
+    assert code == 0
+    assert f"  {tmp_path / 'old'}: 1.5 GB\n" in text
+    assert f"  {tmp_path / 'busy'}: 1.5 GB, in use by process 7\n" in text
+    assert "`art doctor --prune-cache` removes what is not in use (1.5 GB)" in text
+    assert [entry["disk_bytes"] for entry in json.loads(ask("--json")[1])["stale"]] == [1_500_000_000] * 2
+
+
+@pytest.mark.parametrize(
+    ("problem", "user", "code", "said"),
+    [
+        ("", "", 0, "removed {}\n1.5 GB freed\n"),
+        ("in use by process 7", "process 7", 0, "kept {}: in use by process 7\n"),
+        ("cannot be removed: Permission denied", "", 1, "kept {}: cannot be removed: Permission denied\n"),
+    ],
+)
+def test_pruning_says_what_it_did(monkeypatch, tmp_path, problem, user, code, said):
+    removals = (Removal(entry=stale(tmp_path / "old", user=user), problem=problem),)
+    monkeypatch.setattr(doctor, "prune", lambda: removals)
+    assert ask("--prune-cache") == (code, said.format(tmp_path / "old"))
+    assert json.loads(ask("--prune-cache", "--json")[1])["removals"][0]["problem"] == problem
+
+
+def test_where_nothing_is_stale_pruning_says_so(monkeypatch):
+    monkeypatch.setattr(doctor, "prune", lambda: ())
+    assert ask("--prune-cache") == (0, "nothing to remove\n")
+
+
 def test_without_uv_the_network_cannot_be_asked(monkeypatch):
     monkeypatch.setattr(network, "_uv", lambda: None)
     code, text = ask("--network")
     assert code == 1
-    assert "uv is not installed. To mend: pip install uv" in text
+    assert "uv is not installed" in text
+    assert "  package index: pip install uv" in text
 
 
 def test_no_host_is_named_in_the_code():

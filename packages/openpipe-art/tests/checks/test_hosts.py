@@ -72,11 +72,11 @@ def test_proc_has_no_room_for_a_run():
 def test_a_full_disk_says_how_much_to_free(tmp_path, monkeypatch):
     full = os.statvfs_result((4096, 4096, 1000, 10, 10, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    check = disk_check("disk", tmp_path / "new", 1 << 20, "choose another file system")
+    check = disk_check("disk", tmp_path / "new", 1_000_000, "choose another file system")
     assert check.state is State.FAILURE
-    assert "40 KiB free" in check.found
-    assert check.needed == "about 1 MiB"
-    assert check.remedy == "free 984 KiB, or choose another file system"
+    assert "41 KB free" in check.found
+    assert check.needed == "about 1 MB"
+    assert check.remedy == "free 959 KB, or choose another file system"
     assert disk_check("disk", tmp_path, 10 * 4096, "").state is State.OK
 
 
@@ -149,7 +149,7 @@ def test_few_open_files_are_a_warning(monkeypatch):
     assert check.remedy == "raise it: ulimit -n 1024"
 
 
-@pytest.mark.parametrize(("option", "kib", "needed"), [("v", 3_000_000, "8.0 GiB"), ("f", 1000, "1.0 GiB")])
+@pytest.mark.parametrize(("option", "kib", "needed"), [("v", 3_000_000, "8.0 GiB"), ("f", 1000, "1.0 GB")])
 def test_limits_of_a_process_are_refused_with_the_command_that_lifts_them(option, kib, needed):
     program = (
         "from art.checks import hosts; check = hosts.process_limits_check(); "

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art.checks import Check, PreflightError, State, failures, require, warnings
-from art.checks.results import failed, passed, size, warned
+from art.checks.results import failed, passed, warned
 from art.errors import ArtError, ConfigError
 
 WORD = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=12)
@@ -46,13 +46,14 @@ def test_warnings_do_not_refuse():
     assert [check.name for check in warnings(checks)] == ["b"]
 
 
+def test_a_warning_is_called_one_so_that_nobody_takes_it_for_a_refusal():
+    check = warned("open files", "256 for each process", "1024", "raise it: ulimit -n 1024")
+    assert check.line() == (
+        "warning: open files: 256 for each process, needed: 1024. To mend: raise it: ulimit -n 1024"
+    )
+    assert not failed("b", "y").line().startswith("warning")
+
+
 def test_the_error_is_one_of_arts():
     assert issubclass(PreflightError, ConfigError)
     assert issubclass(PreflightError, ArtError)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(512, "512 B"), (2048, "2 KiB"), (48 << 20, "48 MiB"), (int(5.7 * 2**30), "5.7 GiB")]
-)
-def test_sizes_are_for_people(count, text):
-    assert size(count) == text

@@ -109,10 +109,8 @@ def _write_stale(entries: tuple[StaleEntry, ...], out: TextIO) -> None:
         out.write(f"  {entry.folder}: {_freed([entry])}{f', in use by {entry.user}' if entry.user else ''}\n")
     free = [entry for entry in entries if not entry.user]
     if free:
-        out.write(
-            f"  `{PRUNE_COMMAND}` removes what is not in use: {_freed(free)}. Another version of ART on\n"
-        )
-        out.write("  this machine makes what it needs of it again.\n")
+        out.write(f"  `{PRUNE_COMMAND}` removes what is not in use ({_freed(free)}); another version\n")
+        out.write("  of ART on this machine makes again what it needs of it.\n")
 
 
 def _freed(entries: Sequence[StaleEntry]) -> str:

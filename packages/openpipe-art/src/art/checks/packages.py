@@ -88,7 +88,7 @@ def _problems(name: str, extra: str, seen: set[tuple[str, str]]) -> Iterator[Pac
     if (name, extra) in seen:
         return
     seen.add((name, extra))
-    for requirement in _requirements(name, extra):
+    for requirement in requirements(name, extra):
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
@@ -101,7 +101,7 @@ def _problems(name: str, extra: str, seen: set[tuple[str, str]]) -> Iterator[Pac
                 yield from _problems(requirement.name, wanted, seen)
 
 
-def _requirements(name: str, extra: str) -> "Iterator[Requirement]":
+def requirements(name: str, extra: str) -> "Iterator[Requirement]":
     """Those of one distribution that hold here: the base ones for no extra, else the extra's own."""
     from packaging.requirements import Requirement
 

@@ -10,13 +10,12 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
-import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from art.checks.packages import DISTRIBUTION, own_modules
+from art.checks.packages import DISTRIBUTION, own_modules, requirements
 from art.checks.results import Check, failed, passed
 
 _SUFFIXES = tuple(importlib.machinery.all_suffixes())
@@ -83,19 +82,19 @@ def _owner(name: str, folder: Path) -> str | None:
 def _needed_modules() -> dict[str, str]:
     """Every top-level module of what ART asks for, directly or not, and the distribution that it is of."""
     modules = own_modules()
-    seen: set[str] = set()
-    waiting = [DISTRIBUTION]
+    waiting = [(DISTRIBUTION, extra) for extra in ("", "distributed", "cpu")]
+    seen: set[tuple[str, str]] = set()
     while waiting:
-        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if name in seen:
+        name, extra = waiting.pop()
+        if (name, extra) in seen:
             continue
-        seen.add(name)
+        seen.add((name, extra))
         try:
-            found = importlib.metadata.distribution(name)
+            modules |= dict.fromkeys(_top_level(importlib.metadata.distribution(name)), name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        modules |= dict.fromkeys(_top_level(found), name)
-        waiting += [re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0] for text in found.requires or ()]
+        for requirement in requirements(name, extra):
+            waiting += [(requirement.name, wanted) for wanted in ("", *requirement.extras)]
     return modules
 
 

@@ -38,7 +38,7 @@ EPILOG = """\
 how long, how much
   A run takes one to two minutes on two cores and 5.7 GiB of memory. The first
   one on a machine also fetches and builds, some minutes more:
-    vLLM for CPUs           0.4 GB to fetch, 6.3 GB of disk
+    vLLM for CPUs           440 MB to fetch, 6.3 GB of disk
     SmolLM2-135M-Instruct   110 MB to fetch, 0.8 GB of disk (Apache-2.0)
   That is with torch in uv's cache, as `uv run art demo` leaves it. Installing
   ART itself fetches 2.9 GB, since torch from the package index brings 2.2 GB
@@ -124,6 +124,10 @@ class Parser(argparse.ArgumentParser):
         if "--json" in self.given:
             print(json.dumps({"event": "error", "kind": "UsageError", "message": message}), flush=True)
         super().error(message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse's, which keeps silent when help or version cannot be written; the command tells."""
+        (file or sys.stderr).write(message)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Says that there are no such arguments, and which was meant perhaps; leaves with 2."""
