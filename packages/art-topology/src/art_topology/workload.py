@@ -86,8 +86,8 @@ class WorkloadSpec(Spec, frozen=True, kw_only=True):
 
     @property
     def physical_tokens_per_step(self) -> int:
-        """Tokens that the trainer computes. A group longer than a row is cut, and its prompt is repeated in each
-        row; what a row cannot fill is not counted."""
+        """Tokens that the trainer computes. A group longer than a row is cut, and its prompt is repeated in
+        each row; what a row cannot fill is not counted."""
         length, prompt, completion = self.packed_sequence_length, self.prompt_tokens, self.completion_tokens
         if not self.prompt_sharing or self.group_tokens <= length:
             return self.groups_per_step * self.group_tokens

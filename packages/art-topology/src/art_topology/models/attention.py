@@ -25,7 +25,8 @@ class IndexerShape(msgspec.Struct, frozen=True, kw_only=True):
     query_inputs: int
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Its projections: queries, one key, and a weight per head. Tensor parallelism does not divide them."""
+        """Its projections: queries, one key, and a weight per head. Tensor parallelism does not divide
+        them."""
         return (
             Matrix(
                 name="indexer_q",
@@ -43,7 +44,8 @@ class IndexerShape(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def score_flops(self, keys: float) -> float:
-        """FLOPs of the scores of one query against ``keys`` keys: dot products and the weighted sum of heads."""
+        """FLOPs of the scores of one query against ``keys`` keys: dot products and the weighted sum of
+        heads."""
         return 2 * self.heads * (self.head_dim + 1) * keys
 
 

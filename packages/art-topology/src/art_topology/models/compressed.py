@@ -1,4 +1,5 @@
-"""Compressed attention (DeepSeek V4): a sliding window of single tokens, and compressed entries of the rest."""
+"""Compressed attention (DeepSeek V4): a sliding window of single tokens, and compressed entries of the
+rest."""
 
 import msgspec
 
@@ -8,8 +9,8 @@ from art_topology.models.spans import mean_capped
 
 
 class CompressedAttentionShape(msgspec.Struct, frozen=True, kw_only=True, tag="compressed"):
-    """One key, which is also the value, shared by all heads; entries that stand for ``rate`` tokens each extend
-    the window to the whole context.
+    """One key, which is also the value, shared by all heads; entries that stand for ``rate`` tokens each
+    extend the window to the whole context.
 
     Args:
         hidden_size: Features of the residual stream.
@@ -125,7 +126,8 @@ class CompressedAttentionShape(msgspec.Struct, frozen=True, kw_only=True, tag="c
         return 4 * self.heads * self.head_dim * keys
 
     def core_flops_at(self, visible: float) -> float:
-        """Forward FLOPs of the core for a token that sees ``visible`` tokens, the indexer's scores included."""
+        """Forward FLOPs of the core for a token that sees ``visible`` tokens, the indexer's scores
+        included."""
         keys, scores = min(visible, self.window), 0.0
         if self.rate is not None:
             entries = visible / self.rate
@@ -140,8 +142,8 @@ class CompressedAttentionShape(msgspec.Struct, frozen=True, kw_only=True, tag="c
         return self.indexer.score_flops(mean_capped(length, None, self.rate))
 
     def kv_bytes_per_token(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Bytes that a worker caches for one token: a share of a compressed entry and of the indexer's key, on
-        every worker. The window is a state of fixed size (:meth:`state_bytes`)."""
+        """Bytes that a worker caches for one token: a share of a compressed entry and of the indexer's key,
+        on every worker. The window is a state of fixed size (:meth:`state_bytes`)."""
         if self.rate is None:
             return 0.0
         index = self.indexer.head_dim * (1 + 4 / 128) if self.indexer else 0.0

@@ -1,22 +1,113 @@
 """From a Hugging Face ``config.json`` to a :class:`ModelDescription`, by its fields."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from art_topology.models.description import ModelDescription
+from art_topology.models.attention_fields import read_attention
+from art_topology.models.conventions import UNREAD, Convention, convention_of
+from art_topology.models.description import LayerShape, ModelDescription
+from art_topology.models.fields import Fields, ModelConfigError
+from art_topology.models.mlp import MoeShape
+from art_topology.models.mlp_fields import read_mlps
 
+__all__ = ["ModelConfigError", "load_model_config"]
 
-class ModelConfigError(ValueError):
-    """A configuration that does not describe a model that can be planned; says which fields are missing or
-    contradict each other, and what each means."""
+_MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+_TEXT = ("text_config", "llm_config", "language_config")
 
 
 def load_model_config(source: str | Path | Mapping[str, Any]) -> ModelDescription:
     """Reads a configuration: the parsed ``config.json``, or a path to it or to its folder.
 
+    Of a multimodal configuration the text part is read (``text_config``). ``model_type`` only selects how
+    fields are read where families differ; one that has not been seen is read like most models, and
+    ``ModelDescription.assumptions`` says what was taken for granted.
+
     Raises:
         ModelConfigError: fields are missing or contradict each other; every one of them is named.
         OSError: the file cannot be read.
     """
-    raise NotImplementedError
+    values = _text_part(source if isinstance(source, Mapping) else _parsed(Path(source)))
+    fields = Fields(values)
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str):
+        fields.assume("No model_type: read like most models.")
+        model_type = "unnamed"
+    convention = convention_of(model_type)
+    for name, meaning in UNREAD.items():
+        if fields.raw(name):
+            fields.problem(f"{name} is set, which cannot be planned yet: {meaning}")
+    if not convention.known:
+        fields.assume(
+            f"model_type {model_type!r} has not been seen: its fields are read as most models mean them."
+        )
+    model = _described(fields, convention, model_type)
+    fields.finish()
+    return model
+
+
+def _described(fields: Fields, convention: Convention, model_type: str) -> ModelDescription:
+    hidden = fields.count(("hidden_size", "n_embd", "d_model"), "features of the residual stream")
+    count = fields.count(("num_hidden_layers", "n_layer"), "decoder layers")
+    attention = read_attention(fields, convention, hidden, count)
+    mlps = read_mlps(fields, convention, hidden, count)
+    streams = fields.count("hc_mult", "residual streams of hyper-connections", 1)
+    per_layer = fields.count("hidden_size_per_layer_input", "features of per-layer embeddings", 0, least=0)
+    vocabulary = fields.count("vocab_size", "tokens of the vocabulary")
+
+    def layer(index: int, joins: bool = False) -> LayerShape:
+        mlp = mlps[index]
+        return LayerShape(
+            hidden_size=hidden,
+            attention=attention[index],
+            mlp=mlp,
+            norms=convention.norms + (convention.moe_norms if isinstance(mlp, MoeShape) else 0),
+            streams=streams,
+            per_layer_size=per_layer,
+            joins=joins,
+        )
+
+    if fields.has("quantization_config"):
+        fields.assume("quantization_config is set: weights are planned in the workload's dtype, unquantized.")
+    return ModelDescription(
+        model_type=model_type,
+        hidden_size=hidden,
+        vocab_size=vocabulary,
+        tied_embeddings=fields.flag(
+            "tie_word_embeddings", "the vocabulary head is the embedding", convention.tied
+        ),
+        max_position_embeddings=fields.maybe_count("max_position_embeddings", "longest context, in tokens"),
+        layers=tuple(layer(index) for index in range(count)),
+        mtp_layers=(layer(count, joins=True),)
+        * fields.count(_MTP, "layers of multi-token prediction", 0, least=0),
+        per_layer_vocab_size=fields.count(
+            "vocab_size_per_layer_input", "vocabulary of per-layer embeddings", vocabulary
+        )
+        if per_layer
+        else 0,
+        per_layer_size=per_layer,
+        assumptions=fields.assumptions,
+    )
+
+
+def _text_part(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text part; ``tie_word_embeddings`` and ``model_type`` of the whole where the part is silent."""
+    for name in _TEXT:
+        part = values.get(name)
+        if isinstance(part, Mapping):
+            around = {k: values[k] for k in ("tie_word_embeddings", "model_type") if k in values}
+            return {**around, **part}
+    return values
+
+
+def _parsed(path: Path) -> Mapping[str, Any]:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelConfigError([f"{file} is not JSON: {error}"]) from None
+    if not isinstance(values, Mapping):
+        raise ModelConfigError([f"{file} holds a {type(values).__name__}, not an object with fields"])
+    return values

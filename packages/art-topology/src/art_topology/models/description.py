@@ -116,7 +116,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         hidden_size: Features of the residual stream.
         vocab_size: Tokens of the vocabulary.
         tied_embeddings: The vocabulary head is the embedding.
-        max_position_embeddings: Longest context it was made for, in tokens; None if the configuration is silent.
+        max_position_embeddings: Longest context it was made for, in tokens; None if the configuration is
+            silent.
         layers: Its decoder layers, in order.
         mtp_layers: Layers that predict further tokens (multi-token prediction); not part of ``parameters``'
             total, as checkpoints count them.
@@ -138,6 +139,14 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[str, ...] = ()
 
     @property
+    def _attention(self) -> tuple[AttentionShape, ...]:
+        return tuple(layer.attention for layer in self.layers)
+
+    @property
+    def _mlps(self) -> tuple[MlpShape | None, ...]:
+        return tuple(layer.mlp for layer in self.layers)
+
+    @property
     def attention_heads(self) -> int:
         """Most query heads of a layer."""
         return max(
@@ -146,23 +155,23 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
             else shape.value_heads
             if isinstance(shape, GatedDeltaNetShape)
             else shape.heads
-            for shape in (layer.attention for layer in self.layers)
+            for shape in self._attention
         )
 
     @property
     def kv_heads(self) -> int | None:
         """Fewest key and value heads of a layer with grouped queries; None where no layer has them."""
-        found = [l.attention.kv_heads for l in self.layers if isinstance(l.attention, GqaShape)]
+        found = [shape.kv_heads for shape in self._attention if isinstance(shape, GqaShape)]
         return min(found, default=None)
 
     @property
     def experts(self) -> int | None:
         """Routed experts of a layer; None for a dense model."""
-        return max((l.mlp.experts for l in self.layers if isinstance(l.mlp, MoeShape)), default=None)
+        return max((mlp.experts for mlp in self._mlps if isinstance(mlp, MoeShape)), default=None)
 
     def kv_bytes_per_token(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Bytes that a worker caches for one token of a long context, over all layers; layers that keep only a
-        window, and states of fixed size, are not in it."""
+        """Bytes that a worker caches for one token of a long context, over all layers; layers that keep only
+        a window, and states of fixed size, are not in it."""
         return sum(
             layer.kv_bytes_per_token(dtype_bytes, tp)
             for layer in self.layers
@@ -203,8 +212,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def head_matrices(self) -> tuple[Matrix, ...]:
-        """The vocabulary head (the embedding's weights again where they are tied), and before it the mixing of
-        residual streams."""
+        """The vocabulary head (the embedding's weights again where they are tied), and before it the mixing
+        of residual streams."""
         head = Matrix(
             name="output",
             part="output",

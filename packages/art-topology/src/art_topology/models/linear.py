@@ -4,8 +4,9 @@ import msgspec
 
 from art_topology.models.matrices import Matrix, Vector
 
-_CHUNK = 64
-"""Tokens of a chunk in the chunked form that trainers and prefill use (flash-linear-attention, transformers)."""
+CHUNK_TOKENS = 64
+"""Tokens of a chunk in the chunked form that trainers and prefill use (flash-linear-attention,
+transformers)."""
 
 
 class GatedDeltaNetShape(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta_net"):
@@ -85,10 +86,10 @@ class GatedDeltaNetShape(msgspec.Struct, frozen=True, kw_only=True, tag="gated_d
 
         For each value head and token of a chunk of C = 64 tokens, with head sizes k and v: scores among keys
         and between queries and keys (4 C k), the triangular inverse (C^2 / 3 on the mean), its products with
-        values and keys (2 C (v + k)), the products with the state (4 k v), values within the chunk (2 C v), and
-        the update of the state (2 k v).
+        values and keys (2 C (v + k)), the products with the state (4 k v), values within the chunk (2 C v),
+        and the update of the state (2 k v).
         """
-        k, v, chunk = self.key_dim, self.value_dim, _CHUNK
+        k, v, chunk = self.key_dim, self.value_dim, CHUNK_TOKENS
         rule = 4 * chunk * k + chunk * chunk / 3 + 2 * chunk * (v + k) + 6 * k * v + 2 * chunk * v
         return self.value_heads * rule + self._convolution
 

@@ -1,4 +1,5 @@
-"""The weights of a layer as a list: everything else (parameters, FLOPs, adapters, shards) is a sum over it."""
+"""The weights of a layer as a list: everything else (parameters, FLOPs, adapters, shards) is a sum over
+it."""
 
 import math
 from typing import Literal
@@ -17,11 +18,13 @@ Part = Literal[
     "norms",
     "other",
 ]
-"""What a weight belongs to. ``indexer`` selects the keys of sparse attention; ``other`` is what has no name in
-most models: per-layer embeddings, hyper-connections, the joining matrix of a multi-token-prediction layer."""
+"""What a weight belongs to. ``indexer`` selects the keys of sparse attention; ``other`` is what has no name
+in most models: per-layer embeddings, hyper-connections, the joining matrix of a multi-token-prediction
+layer."""
 
 Divided = Literal["columns", "rows", "none"]
-"""How tensor parallelism divides a matrix: its outputs (``columns``), its inputs (``rows``), or not at all."""
+"""How tensor parallelism divides a matrix: its outputs (``columns``), its inputs (``rows``), or not at
+all."""
 
 
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,10 +40,10 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
         active: How many of the copies one token goes through.
         divided: How tensor parallelism divides each copy. Routed experts are divided by expert tensor
             parallelism instead, and their copies by expert parallelism.
-        units: Into how many equal pieces the divided side may be cut (attention heads); by default any number.
+        units: Into how many equal pieces the divided side may be cut (attention heads); by default any
+            number.
         divided_copies: Tensor parallelism divides the copies instead (groups of heads).
         adapted: It is one of the linear layers that adapters can be attached to.
-        rate: Passes per token: below 1 where only some tokens pass through it.
     """
 
     name: str
@@ -54,7 +57,6 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     units: int | None = None
     divided_copies: bool = False
     adapted: bool = True
-    rate: float = 1.0
 
     @property
     def parameter_count(self) -> int:
@@ -67,9 +69,10 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
         return self.active * (self.inputs * self.outputs + (self.outputs if self.bias else 0))
 
     @property
-    def forward_flops(self) -> float:
-        """FLOPs of one token: a multiplication and an addition for each weight it uses; biases do not count."""
-        return 2 * self.active * self.inputs * self.outputs * self.rate
+    def forward_flops(self) -> int:
+        """FLOPs of one token: a multiplication and an addition for each weight it uses; biases do not
+        count."""
+        return 2 * self.active * self.inputs * self.outputs
 
     def adapter_parameter_count(self, rank: int) -> int:
         """Weights of low-rank adapters on all copies: ``rank`` times inputs plus outputs, each."""
@@ -78,8 +81,8 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     def local(self, tp: int, ep: int = 1) -> "Matrix":
         """The largest share of a rank: columns or rows over ``tp``, copies over ``ep``.
 
-        Pieces that cannot be cut are rounded up; with more ranks than pieces each rank holds one (so it is held
-        more than once). ``tp`` is the expert tensor parallelism for routed experts.
+        Pieces that cannot be cut are rounded up; with more ranks than pieces each rank holds one (so it is
+        held more than once). ``tp`` is the expert tensor parallelism for routed experts.
         """
         copies = math.ceil(self.copies / ep)
         if self.divided_copies:

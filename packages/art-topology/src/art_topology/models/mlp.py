@@ -40,7 +40,8 @@ class MoeShape(msgspec.Struct, frozen=True, kw_only=True, tag="moe"):
         shared_size: Features inside what every token passes through; 0: there is none.
         gated: Experts have a gate beside the up-projection.
         bias: The matrices of routed experts add a bias.
-        router_bias: The router's scores add a trained bias (a correction bias is no parameter of transformers').
+        router_bias: The router's scores add a trained bias (a correction bias is no parameter of
+            transformers').
         shared_gate: The shared expert's output is scaled by a gate computed from the token.
         router_scale: The router scales its input per feature and its output per expert (Gemma 4).
         hash_routed: Experts are chosen by the token's id; the router's weights only scale them.

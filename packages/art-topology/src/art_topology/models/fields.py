@@ -1,0 +1,136 @@
+"""Reading fields of a configuration: everything that is missing or contradictory is collected, then refused
+at once."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Names = str | tuple[str, ...]
+"""A field, or the names that different families give to the same field, the preferred one first."""
+
+
+class ModelConfigError(ValueError):
+    """A configuration that does not describe a model that can be planned.
+
+    Args:
+        problems: One sentence for each field that is missing, wrong or contradicts another.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("the model cannot be planned from its configuration:\n- " + "\n- ".join(problems))
+        self.problems = tuple(problems)
+
+
+class Fields:
+    """The fields of one configuration. A field that is null counts as absent.
+
+    After reading, :meth:`finish` raises everything that was found wrong; until then a wrong field reads as
+    its default, or as 1.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self._problems: list[str] = []
+        self._assumptions: list[str] = []
+
+    def has(self, names: Names) -> bool:
+        """Whether the field is there and not null."""
+        return self.raw(names) is not None
+
+    def raw(self, names: Names) -> Any:
+        """The value as it stands; None if absent."""
+        for name in (names,) if isinstance(names, str) else names:
+            if self._values.get(name) is not None:
+                return self._values[name]
+        return None
+
+    def count(self, names: Names, meaning: str, default: int | None = None, *, least: int = 1) -> int:
+        """An integer of at least ``least``; without a default it must be there."""
+        value = self.raw(names)
+        if value is None:
+            if default is None:
+                self.problem(f"{_spelled(names)} is missing: {meaning}")
+                return least
+            return default
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            self.problem(
+                f"{self._found(names)} is {value!r}, not a whole number of at least {least}: {meaning}"
+            )
+            return max(least, default or 1)
+        return value
+
+    def maybe_count(self, names: Names, meaning: str) -> int | None:
+        """An integer of at least 1, or None if absent."""
+        return self.count(names, meaning) if self.has(names) else None
+
+    def flag(self, names: Names, meaning: str, default: bool | None = None) -> bool:
+        """True or false; without a default it must be there."""
+        value = self.raw(names)
+        if value is None:
+            if default is None:
+                self.problem(f"{_spelled(names)} is missing: {meaning}")
+            return bool(default)
+        if not isinstance(value, bool):
+            self.problem(f"{self._found(names)} is {value!r}, neither true nor false: {meaning}")
+            return bool(default)
+        return value
+
+    def words(self, names: Names, meaning: str, length: int) -> tuple[str, ...] | None:
+        """One string for each of the first ``length`` layers, or None if absent."""
+        value = self.raw(names)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
+            self.problem(f"{self._found(names)} is {value!r}, not a list of strings: {meaning}")
+            return None
+        if len(value) < length:
+            self.problem(
+                f"{self._found(names)} has {len(value)} entries for num_hidden_layers = {length}: {meaning}"
+            )
+            return None
+        return tuple(value[:length])
+
+    def numbers(self, names: Names, meaning: str) -> tuple[int, ...]:
+        """A list of whole numbers of at least 0; empty if absent."""
+        value = self.raw(names)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value
+        ):
+            self.problem(f"{self._found(names)} is {value!r}, not a list of whole numbers: {meaning}")
+            return ()
+        return tuple(value)
+
+    def problem(self, sentence: str) -> None:
+        """Records why the configuration cannot be planned."""
+        if sentence not in self._problems:
+            self._problems.append(sentence)
+
+    def assume(self, sentence: str) -> None:
+        """Records how an open question was answered."""
+        if sentence not in self._assumptions:
+            self._assumptions.append(sentence)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was assumed, in the order in which it came up."""
+        return tuple(self._assumptions)
+
+    def finish(self) -> None:
+        """Raises what was found wrong.
+
+        Raises:
+            ModelConfigError: something was.
+        """
+        if self._problems:
+            raise ModelConfigError(self._problems)
+
+    def _found(self, names: Names) -> str:
+        given = (names,) if isinstance(names, str) else names
+        return next((name for name in given if self._values.get(name) is not None), given[0])
+
+
+def _spelled(names: Names) -> str:
+    return names if isinstance(names, str) else " (or ".join((names[0], ", ".join(names[1:]))) + ")"
