@@ -359,6 +359,8 @@ def _check_order(symbols: list[str]) -> None:
                 f"move it to stage {index}",
                 "pipeline_layout",
             )
+    if "t" not in held:
+        raise StageError("the layout has no decoder layer ('t')", "write 't' for each", "pipeline_layout")
     if not held.startswith("E") or not held.endswith("L"):
         raise StageError(
             "a layer stands before the embedding or after the loss",
