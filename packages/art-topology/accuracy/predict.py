@@ -11,7 +11,7 @@ import msgspec
 from accuracy.rows import HERE, Layout, Row
 from art_topology.cost import rollout_cost, trainer_step_cost
 from art_topology.hardware import HardwareTable, Machine, load_hardware
-from art_topology.memory import MemoryEstimate, trainer_memory
+from art_topology.memory import MemoryAssumptions, MemoryEstimate, trainer_memory
 from art_topology.models import (
     DenseShape,
     GqaShape,
@@ -26,8 +26,28 @@ from art_topology.serving import VllmParallelSpec
 from art_topology.stages import StageLayout, parse_layout
 from art_topology.workload import WorkloadSpec
 
-STATIC_PARTS = ("weights", "gradients", "optimizer", "adapter")
-"""Beginnings of the names of what a rank holds between steps."""
+STATIC_PARTS = {
+    "weights",
+    "weights of experts",
+    "embedding and head",
+    "adapters",
+    "gradients",
+    "gradients of experts",
+    "optimizer",
+    "optimizer of experts",
+}
+"""What a rank holds between steps."""
+PROGRAM = MemoryAssumptions(
+    logit_chunk_tokens=1 << 30,
+    vocab_multiple=128,
+    expert_imbalance=1.0,
+    cuda_context_bytes=0,
+    nccl_bytes=0,
+    nccl_all_to_all_bytes=0,
+    allocator_share=0.0,
+)
+"""What Megatron-LM and NeMo do in these runs, and what torch's allocator counts: all logits at once, a padded
+vocabulary, experts of equal load; neither CUDA's context nor NCCL's buffers."""
 RL_PROMPT_TOKENS = 128
 RL_GROUP_SIZE = 16
 
@@ -166,13 +186,16 @@ def memory_of(row: Row) -> MemoryEstimate:
     assert row.layout is not None
     model = model_of(row)
     stages = stages_of(row.layout, len(model.layers), row.mtp_layers)
-    return trainer_memory(model, ranks_of(row.layout), stages, workload_of(row), pp_rank=row.pp_rank)
+    program = msgspec.structs.replace(PROGRAM, mask_bytes=2.0 if row.dropout else 0.0)
+    return trainer_memory(
+        model, ranks_of(row.layout), stages, workload_of(row), pp_rank=row.pp_rank, assumptions=program
+    )
 
 
 def _memory(row: Row) -> Prediction:
     parts = tuple((part.name, float(part.bytes)) for part in memory_of(row).parts)
     if row.measures == "allocated":
-        parts = tuple(part for part in parts if part[0].startswith(STATIC_PARTS))
+        parts = tuple(part for part in parts if part[0] in STATIC_PARTS)
     return Prediction(row=row, value=sum(size for _, size in parts), parts=parts)
 
 

@@ -80,6 +80,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lora_targets: tuple[Literal["attention", "mlp", "experts"], ...] = ("attention", "mlp", "experts")
     mtp_layers: int = 0
     pp_rank: int | None = None
+    dropout: bool = False
     include_mtp: bool = False
     not_parameters: int = 0
     generation_tp: int | None = None
