@@ -42,10 +42,15 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         network_fraction: Of a network link, for collectives.
         host_fraction: Of a host link, for copies.
         collective_s: Start of one collective, in seconds.
+        small_message_latency: Latency of NCCL's LL protocol over that of its Simple protocol: 0.6 of 3.4 us on
+            NVLink, 2.7 of 14 us on a network (src/graph/tuning.cc).
+        small_message_rate: Its rate over the other's; half of what LL sends are flags.
         expert_imbalance: Tokens of the fullest expert-parallel rank over the mean.
         row_variation: Standard deviation of the work of a row over its mean, for rows packed from documents.
         dp_overlap: How much of the synchronization of gradients can run behind the backward pass.
         optimizer_bytes: Bytes that the optimizer reads and writes for each parameter it holds.
+        decode_attention_fraction: Of the dense peak, for the core of attention in a decode step.
+        decode_collective_s: Start of a collective within a CUDA graph, in seconds.
         decode_step_s: Time of an engine step outside kernels: scheduling, sampling, output, in seconds.
         prefill_fraction: Of the time that arithmetic says, what prefill reaches between decode steps.
         decode_launches_per_layer: Kernels of a layer in a decode step, started by a CUDA graph.
@@ -82,11 +87,15 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_fraction: float = 0.85
     network_fraction: float = 0.85
     host_fraction: float = 0.80
-    collective_s: float = 10e-6
+    collective_s: float = 8.4e-6
+    small_message_latency: float = 0.19
+    small_message_rate: float = 0.5
     expert_imbalance: float = 1.05
     row_variation: float = 0.10
     dp_overlap: float = 0.8
     optimizer_bytes: float = 34.0
+    decode_attention_fraction: float = 0.25
+    decode_collective_s: float = 4e-6
     decode_step_s: float = 3e-3
     prefill_fraction: float = 0.6
     decode_launches_per_layer: int = 12

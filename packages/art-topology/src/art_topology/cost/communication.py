@@ -50,6 +50,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
         out_s: Latency of one step on it.
         host_bytes_per_s: What copies to and from host memory reach, per GPU and direction.
         start_s: Start of a collective.
+        small_latency: Latency of NCCL's protocol for small messages, as a fraction of the other's.
+        small_rate: Likewise its rate.
         domain: Consecutive ranks that the scale-up link joins.
     """
 
@@ -59,6 +61,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     out_s: float
     host_bytes_per_s: float
     start_s: float
+    small_latency: float
+    small_rate: float
     domain: int
 
     def gather_s(self, group: Group, total_bytes: float) -> float:
@@ -68,11 +72,15 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
             return 0.0
         passed = total_bytes * (group.size - 1) / group.size
         pace = passed / self.up_bytes_per_s if group.local > 1 else 0.0
-        steps = (group.size - group.domains) * self.up_s
+        latency = (group.size - group.domains) * self.up_s
         if group.crosses:
             pace = max(pace, passed / (self.out_bytes_per_s * group.local))
-            steps += (group.domains - 1) * self.out_s
-        return self.start_s + steps + pace
+            latency += (group.domains - 1) * self.out_s
+        return self.start_s + self._better(latency, pace)
+
+    def _better(self, latency_s: float, pace_s: float) -> float:
+        """The protocol for large messages, or the one for small ones."""
+        return min(latency_s + pace_s, latency_s * self.small_latency + pace_s / self.small_rate)
 
     def reduce_s(self, group: Group, total_bytes: float) -> float:
         """All-reduce of ``total_bytes`` on every rank: the better of two passes of a ring and a tree of
@@ -86,15 +94,16 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
         if not group.crosses:
             return ring
         pace = 2 * total_bytes / min(self.up_bytes_per_s, self.out_bytes_per_s * group.local)
-        steps = 2 * (group.local - 1) * self.up_s + 2 * ceil(log2(group.domains)) * self.out_s
-        return min(ring, self.start_s + steps + pace)
+        latency = 2 * (group.local - 1) * self.up_s + 2 * ceil(log2(group.domains)) * self.out_s
+        return min(ring, self.start_s + self._better(latency, pace))
 
     def exchange_s(self, group: Group, up_bytes: float, out_bytes: float) -> float:
         """All-to-all in which a rank sends ``up_bytes`` within its domain and ``out_bytes`` out of it."""
         if group.size == 1:
             return 0.0
-        latency = self.start_s + (self.out_s if group.crosses else self.up_s)
-        return latency + max(up_bytes / self.up_bytes_per_s, out_bytes / self.out_bytes_per_s)
+        latency = self.out_s if group.crosses else self.up_s
+        pace = max(up_bytes / self.up_bytes_per_s, out_bytes / self.out_bytes_per_s)
+        return self.start_s + self._better(latency, pace)
 
     def send_s(self, crosses: bool, total_bytes: float) -> float:
         """One message to another rank."""
@@ -130,7 +139,8 @@ def _hit(experts: int, held: float, topk: int) -> float:
 def network(machine: Machine, ranks_per_host: int, calibration: Calibration) -> Network:
     """The links of a machine with ``ranks_per_host`` of its GPUs in use on each host.
 
-    Where the scale-up link joins hosts of a rack (18 in an NVL72), jobs get segments of a power of two of them.
+    Where the scale-up link joins hosts of a rack (18 in an NVL72), jobs get segments of a power of two of
+    them.
     """
     hosts = machine.scale_up_gpus // machine.gpus_per_host
     if hosts > 1:
@@ -151,5 +161,7 @@ def network(machine: Machine, ranks_per_host: int, calibration: Calibration) -> 
         out_s=out.latency_s,
         host_bytes_per_s=host.bandwidth_bytes_per_s * fractions[host.kind],
         start_s=calibration.collective_s,
+        small_latency=calibration.small_message_latency,
+        small_rate=calibration.small_message_rate,
         domain=domain,
     )

@@ -79,7 +79,8 @@ def explained(costs: TrainerCosts, layout: RankLayout, stages: StageLayout) -> S
 
 def _kind_parts(costs: TrainerCosts, layout: RankLayout, time: StepTime) -> list[CostPart]:
     reasons = _reasons(costs, layout)
-    per = f"{time.rows} row{'s' if time.rows > 1 else ''} of {costs.row.tokens:,.0f} tokens on the slowest stage"
+    plural = "s" if time.rows > 1 else ""
+    per = f"{time.rows} row{plural} of {costs.row.tokens:,.0f} tokens on the slowest stage"
     parts = []
     for number, kind in enumerate(KINDS):
         ahead, back = time.row.forward[number], time.row.backward[number]
@@ -119,11 +120,11 @@ def _reasons(costs: TrainerCosts, layout: RankLayout) -> dict[Kind, str]:
         "adapters": f"rank {rank}: {_rate(device.memory_bytes_per_s)} of memory bounds them",
         "attention": _attention_reason(costs),
         "indexer": "every query against all keys before it; not divided by tp, no backward pass",
-        "kernels": f"{_rate(device.memory_bytes_per_s)} of memory, {values.kernel_passes:.0f} passes over the "
-        "hidden state in a layer, activations and permuted rows; logits in float32",
+        "kernels": f"{_rate(device.memory_bytes_per_s)} of memory, {values.kernel_passes:.0f} passes over "
+        "the hidden state in a layer, activations and permuted rows; logits in float32",
         "launches": f"{values.launch_s * 1e6:.0f} us each, where that is longer than the kernels",
-        "tp": f"gather and scatter of {tokens:,.0f} x {costs.model.hidden_size:,} numbers before and after each "
-        f"half of a layer, over {_group(place(layout.tp, 1, domain), costs)}",
+        "tp": f"gather and scatter of {tokens:,.0f} x {costs.model.hidden_size:,} numbers around each half "
+        f"of a layer, over {_group(place(layout.tp, 1, domain), costs)}",
         "cp": f"keys and values of a row gathered over {_group(place(layout.cp, layout.tp, domain), costs)}, "
         "gradients scattered in float32",
         "ep": "",
@@ -133,9 +134,9 @@ def _reasons(costs: TrainerCosts, layout: RankLayout) -> dict[Kind, str]:
         group = costs.layers.expert_group(Division(layout.tp, layout.cp, layout.ep, layout.etp))
         up, out = dispatch_copies(group, moe.experts, moe.topk)
         reasons["ep"] = (
-            f"each of {tokens / layout.tp:,.0f} tokens dispatched and combined, {up:.2f} copies within a domain "
-            f"and {out:.2f} between, over {_group(group, costs)}, {values.expert_imbalance:.2f} times for the "
-            "fullest rank"
+            f"each of {tokens / layout.tp:,.0f} tokens dispatched and combined, {up:.2f} copies within a "
+            f"domain and {out:.2f} between, over {_group(group, costs)}, {values.expert_imbalance:.2f} times "
+            "for the fullest rank"
         )
     return reasons
 
@@ -167,14 +168,14 @@ def _pipeline_parts(
         CostPart(
             name="unequal rows",
             total_s=time.slack_s,
-            why=f"work of a row varies by {costs.calibration.row_variation:.0%}: the longest of {layout.pp} rows "
-            f"in the pipeline, the fullest of {layout.dp} data-parallel ranks with {time.rows} rows",
+            why=f"work of a row varies by {costs.calibration.row_variation:.0%}: the longest of {layout.pp} "
+            f"rows in the pipeline, the fullest of {layout.dp} data-parallel ranks with {time.rows} rows",
         ),
         CostPart(
             name="pipeline sends",
             total_s=time.sends_s,
-            why=f"activations and gradients of {costs.row.tokens / layout.cp / layout.tp:,.0f} tokens between "
-            f"stages over {_group(group, costs)}"
+            why=f"activations and gradients of {costs.row.tokens / layout.cp / layout.tp:,.0f} tokens "
+            f"between stages over {_group(group, costs)}"
             + ("" if stages.vpp == 1 else ", behind the work of other rows but for filling and draining"),
         ),
     ]
