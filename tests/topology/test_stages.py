@@ -306,6 +306,8 @@ def test_megatron_fails_at_first_and_last_without_a_stage_between_them(megatron_
     ends = {"num_layers_in_first_pipeline_stage": 4, "num_layers_in_last_pipeline_stage": 4}
     assert "ZeroDivisionError" in megatron_divides(megatron_stage, 8, 2, 2, 0, ends)
     assert isinstance(megatron_divides(megatron_stage, 8, 2, None, 0, ends), list)
-    with pytest.raises(StageError, match="leave num_layers_in_last_pipeline_stage out"):
+    with pytest.raises(
+        StageError, match="leave num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage out"
+    ):
         StageLayout.uniform(8, 2, 2, first_stage_layers=4, last_stage_layers=4)
     assert StageLayout.uniform(8, 2, 2, first_stage_layers=4).layers_of(1) == (2, 3, 6, 7)

@@ -91,14 +91,14 @@ def _even(
     if total % pp:
         raise StageError(
             f"{what} cannot be divided among pp={pp} stages",
-            f"use pp={_near_divisor(total, pp)}, or {_layout_hint(num_layers, pp, vpp, mtp)}",
+            _or_layout(_nearest("pp", pp, total, vpp), num_layers, pp, vpp, mtp),
             "pp",
         )
     if total // pp % vpp:
         raise StageError(
             f"{what} are {total // pp} for each of pp={pp} ranks, which cannot be divided into "
             f"vpp={vpp} virtual stages",
-            f"use vpp={_near_divisor(total // pp, vpp)}, or {_layout_hint(num_layers, pp, vpp, mtp)}",
+            _or_layout(_nearest("vpp", vpp, total // pp, 1), num_layers, pp, vpp, mtp),
             "vpp",
         )
     runs = [total // pp // vpp] * (pp * vpp)
@@ -108,19 +108,37 @@ def _even(
 
 
 def _uneven(num_layers: int, pp: int, vpp: int, mtp: int, first: int | None, last: int | None) -> list[int]:
-    ends = {_FIRST: first, _LAST: last}
-    given = {field: count for field, count in ends.items() if count is not None}
-    for field, count in given.items():
-        if count < 1:
-            raise StageError(f"{field}={count} is below 1", "use 1 or more", field)
-        if count % vpp:
-            raise StageError(
-                f"{field}={count} cannot be divided into vpp={vpp} virtual stages",
-                f"use {max(1, round(count / vpp)) * vpp}",
-                field,
-            )
-    middle = _check_middle(num_layers, pp, vpp, mtp, given)
-    runs = [middle] * pp
+    given = {field: count for field, count in ((_FIRST, first), (_LAST, last)) if count is not None}
+    field = next(iter(given))
+    sizes = " and ".join(f"{name}={count}" for name, count in given.items())
+    ranks, left = pp - len(given), num_layers - sum(given.values())
+    if pp == 1 and (len(given) > 1 or left):
+        raise StageError(
+            f"{sizes}, but with pp=1 the only stage holds all {num_layers} layers",
+            f"leave {'both' if len(given) > 1 else 'it'} out",
+            field,
+        )
+    for name, count in given.items():
+        if count < 1 or count % vpp:
+            why = "is below 1" if count < 1 else f"cannot be divided into vpp={vpp} virtual stages"
+            raise StageError(f"{name}={count} {why}", _ends_hint(num_layers, pp, vpp, mtp, given, name), name)
+    if ranks == 0 and (left or vpp > 1) and pp > 1:
+        why = (
+            f"place {num_layers - left} layers, but the model has {num_layers}"
+            if left
+            else f"leave no stage between first and last, by whose number megatron-core divides if vpp={vpp}"
+        )
+        raise StageError(
+            f"{sizes} with pp={pp} {why}", _ends_hint(num_layers, pp, vpp, mtp, given, field), field
+        )
+    if ranks and (left < ranks * vpp or left % (ranks * vpp)):
+        stages = f"{ranks} stages" if vpp == 1 else f"{ranks} ranks of vpp={vpp} virtual stages"
+        raise StageError(
+            f"besides {sizes}, {left} of {num_layers} layers are to be divided among {stages}",
+            _ends_hint(num_layers, pp, vpp, mtp, given, field),
+            field,
+        )
+    runs = [left // (ranks * vpp) if ranks else 0] * pp
     if first is not None:
         runs[0] = first // vpp
     if last is not None:
@@ -128,57 +146,44 @@ def _uneven(num_layers: int, pp: int, vpp: int, mtp: int, first: int | None, las
     return runs * vpp
 
 
-def _check_middle(num_layers: int, pp: int, vpp: int, mtp: int, given: dict[str, int]) -> int:
-    """The layers of each virtual stage of the ranks whose number is not given."""
-    field = next(iter(given))
-    sizes = " and ".join(f"{name}={count}" for name, count in given.items())
-    ranks, left = pp - len(given), num_layers - sum(given.values())
-    if ranks < 0:
-        raise StageError(f"{sizes}, but pp=1: the first stage is the last", "leave both out", field)
-    if ranks == 0 and left:
-        raise StageError(
-            f"{sizes} with pp={pp} place {num_layers - left} layers, but the model has {num_layers}",
-            "leave it out" if pp == 1 else f"leave {_LAST} out: the last stage gets the rest",
-            field,
-        )
-    if ranks == 0 and vpp > 1:
-        raise StageError(
-            f"{sizes} with pp={pp} and vpp={vpp}: megatron-core divides by the number of stages between "
-            f"first and last, which is 0",
-            f"leave {_LAST} out: the last stage gets the rest",
-            _LAST,
-        )
-    if ranks and (left < ranks * vpp or left % (ranks * vpp)):
-        stages = f"{ranks} stages" if vpp == 1 else f"{ranks} ranks of vpp={vpp} virtual stages"
-        raise StageError(
-            f"besides {sizes}, {left} of {num_layers} layers are to be divided among {stages}",
-            _uneven_hint(num_layers, pp, vpp, mtp, given),
-            field,
-        )
-    return left // (ranks * vpp) if ranks else 0
-
-
-def _uneven_hint(num_layers: int, pp: int, vpp: int, mtp: int, given: dict[str, int]) -> str:
-    """The nearest number for one end with which the rest divides, or a layout string if there is none."""
-    field, wanted = next(iter(given.items()))
-    unit = (pp - len(given)) * vpp
-    rest = num_layers - (sum(given.values()) - wanted)
-    works = [count for count in range(vpp, rest, vpp) if (rest - count) % unit == 0]
+def _ends_hint(num_layers: int, pp: int, vpp: int, mtp: int, given: dict[str, int], field: str) -> str:
+    """The nearest number for ``field`` with which everything divides, or a layout if there is none."""
+    others = [count for name, count in given.items() if name != field]
+    ranks, rest = pp - len(given), num_layers - sum(others)
+    works: list[int] = []
+    if all(count > 0 and count % vpp == 0 for count in others):
+        if ranks == 0:
+            works = [rest] if rest > 0 and vpp == 1 else []
+        else:  # it repeats every ranks * vpp layers
+            unit = ranks * vpp
+            residue = rest % unit
+            base = max(0, given[field] - residue) // unit * unit + residue
+            near = (base - unit, base, base + unit, residue or unit, rest - unit)
+            works = [count for count in near if 0 < count <= rest - unit and count % vpp == 0]
     if works:
-        return f"use {field}={min(works, key=lambda count: abs(count - wanted))}"
-    return _layout_hint(num_layers, pp, vpp, mtp, "instead, ")
+        return f"use {field}={min(works, key=lambda count: abs(count - given[field]))}"
+    return f"leave {' and '.join(given)} out; {_layout_hint(num_layers, pp, vpp, mtp)}"
 
 
-def _layout_hint(num_layers: int, pp: int, vpp: int, mtp: int, begin: str = "") -> str:
+def _or_layout(nearest: str | None, num_layers: int, pp: int, vpp: int, mtp: int) -> str:
+    uneven = _layout_hint(num_layers, pp, vpp, mtp)
+    return f"use {nearest}, or {uneven}" if nearest else uneven
+
+
+def _layout_hint(num_layers: int, pp: int, vpp: int, mtp: int) -> str:
     runs = balance(num_layers=num_layers, pp=pp, vpp=vpp, mtp=mtp)
-    stages = stage_symbols(runs, mtp)
-    return f"{begin}divide them unevenly by pipeline_layout = {write_stages(stages)!r}"
+    return f"divide unevenly by pipeline_layout = {write_stages(stage_symbols(runs, mtp))!r}"
 
 
-def _near_divisor(total: int, wanted: int) -> int:
+def _nearest(name: str, wanted: int, total: int, others: int) -> str | None:
+    """``name=value`` for the value nearest to ``wanted`` that divides ``total`` together with ``others``.
+
+    With virtual stages there is more than one rank.
+    """
     small = [d for d in range(1, isqrt(total) + 1) if total % d == 0]
-    divisors = small + [total // d for d in small]
-    return min(divisors, key=lambda d: (abs(d - wanted), d))
+    divisors = [d for d in {*small, *(total // d for d in small)} if total // d % others == 0]
+    works = [d for d in divisors if d > 1 or others == 1]
+    return f"{name}={min(works, key=lambda d: (abs(d - wanted), d))}" if works else None
 
 
 def _check_sizes(num_layers: int, pp: int, vpp: int, mtp: int) -> None:

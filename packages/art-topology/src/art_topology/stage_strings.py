@@ -46,13 +46,11 @@ def read_stages(text: str) -> list[str]:
 def write_stages(stages: list[str]) -> str:
     """The notation of stages, short: equal neighbours as ``(tt|)*3``, equal letters as ``t*3``."""
     parts = []
-    runs = [(stage, len(list(equal))) for stage, equal in groupby(stages[:-1])]
-    for stage, times in runs:
-        if not stage:
-            parts.append(_write_letters("|" * times))
-        else:
-            written = _write_letters(stage) + "|"
-            parts.append(f"({written})*{times}" if times > 1 else written)
+    for stage, equal in groupby(stages[:-1]):
+        times = len(list(equal))
+        written = _write_letters(stage) + "|" if stage else ""
+        grouped = f"({written})*{times}" if stage else f"|*{times}"
+        parts.append(min((written or "|") * times, grouped, key=len))
     return "".join(parts) + _write_letters(stages[-1])
 
 
