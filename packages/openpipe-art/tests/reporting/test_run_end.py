@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -347,3 +348,51 @@ async def test_a_full_disk_ends_the_run_with_what_is_whole(make_report, make_gro
     assert (report.folder / "metrics.jsonl").read_bytes() == before
     assert list(report.folder.rglob("*.part")) == []
     assert read_state(report.folder).state == "killed", "run.json could not be written either"
+
+
+class Told(io.StringIO):
+    """Output that sets an event when it has a text."""
+
+    def __init__(self, **texts: asyncio.Event) -> None:
+        super().__init__()
+        self.texts = texts
+
+    def write(self, text: str) -> int:
+        for beginning, event in self.texts.items():
+            if text.startswith(beginning):
+                event.set()
+        return super().write(text)
+
+
+async def test_a_run_that_is_told_to_stop_says_so_at_once(make_report, make_group) -> None:
+    started, stopping, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stream = Told(start=started, stopping=stopping)
+
+    async def run() -> None:
+        async with make_report(display=PlainDisplay(stream)) as report:
+            try:
+                with report.phase("start"):
+                    await asyncio.sleep(60)
+            finally:
+                await closed.wait()  # parts are ended
+
+    task = asyncio.create_task(run())
+    async with asyncio.timeout(10):
+        await started.wait()
+        task.cancel()
+        await stopping.wait()
+    closed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    told = re.sub(r"\d+\.\d s", "0.0 s", stream.getvalue()).splitlines()
+    assert told[:3] == ["start ...", "start: stopped after 0.0 s", "stopping ..."]
+    assert told[3].startswith("stopped in start, after 0 steps")
+
+
+async def test_a_deadline_that_passes_is_no_stop(make_report, stream) -> None:
+    async with make_report():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(60)
+        await asyncio.sleep(0.5)  # longer than a stop takes to be told
+    assert "stopping" not in stream.getvalue()
