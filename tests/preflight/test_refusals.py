@@ -75,7 +75,7 @@ async def test_a_warning_is_one_line_where_the_program_shows_lines(
     async with art.MegatronBackend(run_dir=tmp_path / "run", **where) as backend:
         with pytest.raises(StartupError):
             await model.register(backend)
-    line = "model 'm': memory: 1, needed: 2. To mend: wait"
+    line = "model 'm': warning: memory: 1, needed: 2. To mend: wait"
     assert lines == {name: [line] if name == given[0] else [] for name in given}
     assert capsys.readouterr().err == ("" if given else f"art: {line}\n")
 
@@ -122,7 +122,7 @@ async def test_no_room_to_build_what_is_missing(
 
     monkeypatch.setattr(machine, "space", full)
     text = await refusal(tiny, tmp_path)
-    assert "disk of the cache: 95 MiB free" in text
+    assert "disk of the cache: 100 MB free" in text
     assert "vLLM for CPUs" in text
     assert not cache.exists()
     assert not (tmp_path / "run").exists()

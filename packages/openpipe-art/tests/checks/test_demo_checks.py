@@ -247,6 +247,33 @@ def test_without_the_extra_one_message_names_the_command(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("arguments", [[], ["--resume", "nope"], ["--json"]])
+def test_art_demo_itself_names_the_command_where_the_extra_is_missing(tmp_path, arguments):
+    done = base_install(f"from art.cli import main\nmain({['demo', *arguments]!r})", tmp_path)
+    assert done.returncode == 1
+    first, command = done.stderr.splitlines()
+    assert first.startswith("art demo: not installed: monarch, psutil, art_trainer, art_serving, rich")
+    assert command.strip() == install_command("cpu")
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["kind"] for event in told] == (["PreflightError"] if "--json" in arguments else [])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--steps", "0"], 2, "is not a whole number from 1 to 100000"),
+        (["--bogus"], 2, "usage: art demo"),
+        (["--help"], 0, "how long, how much"),
+    ],
+)
+def test_art_demo_knows_its_arguments_without_the_extra(tmp_path, arguments, code, said):
+    done = base_install(f"from art.cli import main\nmain({['demo', *arguments]!r})", tmp_path)
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_doctor_works_in_the_base_install(tmp_path):
     code = """
         import argparse, json

@@ -300,11 +300,15 @@ COMMANDS = [
 ]
 
 
+def with_empty_cache(folder: Path) -> dict[str, str]:
+    return os.environ | {"ART_CACHE_DIR": str(folder / "cache")}
+
+
 def written_to(
     out: int | IO[str], arguments: list[str], folder: Path, *, unbuffered: bool = False
 ) -> subprocess.CompletedProcess[str]:
     run = [str(finish(stopped_run(folder / "run")))] if arguments == ["demo", "--resume"] else []
-    environment = os.environ | {"ART_CACHE_DIR": str(folder / "cache"), "PYTHONUNBUFFERED": "x" * unbuffered}
+    environment = with_empty_cache(folder) | {"PYTHONUNBUFFERED": "x" * unbuffered}
     return subprocess.run(
         [sys.executable, "-m", "art.cli", *arguments, *run],
         stdout=out,
@@ -359,7 +363,7 @@ def test_closed_output_is_one_line(tmp_path: Path, arguments: list[str]) -> None
 def test_other_closed_streams_do_not_matter(tmp_path: Path, closed: str) -> None:
     done = subprocess.run(
         ["sh", "-c", f"{shlex.quote(sys.executable)} -m art.cli doctor {closed}"],
-        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+        capture_output=True, text=True, timeout=60, cwd=tmp_path, env=with_empty_cache(tmp_path),
     )  # fmt: skip
     assert done.stdout.startswith("Linux ")
     assert done.stderr == ""
@@ -373,7 +377,7 @@ def test_what_an_encoding_lacks_is_written_all_the_same(tmp_path: Path) -> None:
         text=True,
         timeout=60,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        env=with_empty_cache(tmp_path) | {"PYTHONIOENCODING": "ascii"},
     )
     assert "l\\xe4ufe" in done.stdout
     assert done.stderr == ""
@@ -409,7 +413,7 @@ def test_a_user_without_a_home_is_told(
 
 @pytest.mark.parametrize("columns", ["1", "20", "nonsense"])
 def test_narrow_terminals_get_their_text(columns: str, tmp_path: Path) -> None:
-    environment = os.environ | {"COLUMNS": columns}
+    environment = with_empty_cache(tmp_path) | {"COLUMNS": columns}
     environment.pop("TERM", None)
     for arguments in (["doctor"], ["demo", "--help"]):
         done = subprocess.run(
