@@ -1,27 +1,43 @@
 """Topologies in files: TOML, YAML and JSON, all with the names that the Python specifications have.
 
-Unknown fields and repeated keys are refused: a misspelt option never becomes a default.
+Unknown fields and repeated keys are refused: a misspelt option never becomes a default. Everything that is
+wrong is reported at once, with its line and column.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from art_topology.cluster import ClusterSpec
+from art_topology.compiler import compile_topology
+from art_topology.diagnostics import Diagnostic, TopologyError, severity_of
+from art_topology.positions import SourceText
+from art_topology.readers import FileFormat, read_file, read_values, source_of
 from art_topology.serving import ModelServiceSpec
 from art_topology.spec import Spec, SpecError
 from art_topology.trainer import TrainerMeshSpec
+from art_topology.workload import WorkloadSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from art_topology.compiled import RuntimeTopology
+    from art_topology.models import ModelDescription
 
-FileFormat = Literal["toml", "yaml", "json"]
 
-_FORMATS: dict[str, FileFormat] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
+class ModelSpec(Spec, frozen=True, kw_only=True):
+    """The model that is trained and served.
+
+    Args:
+        config: Its Hugging Face ``config.json``, or the folder with it, relative to the topology's file; or
+            the configuration itself, as a table.
+        name: ``base_model`` of the services that serve it; by default that of all services, if they have one
+            in common.
+    """
+
+    config: Annotated[str, msgspec.Meta(min_length=1)] | dict[str, Any]
+    name: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
 
 class TopologySpec(Spec, frozen=True, kw_only=True):
@@ -31,54 +47,134 @@ class TopologySpec(Spec, frozen=True, kw_only=True):
         cluster: The hosts.
         trainer: The trainer's ranks, if the program trains.
         services: The model services.
+        model: What is trained and served, to check its sizes against the parallelism.
+        workload: What a step computes, to check its lengths against the parallelism.
     """
 
     cluster: ClusterSpec
     trainer: TrainerMeshSpec | None = None
     services: tuple[ModelServiceSpec, ...] = ()
+    model: ModelSpec | None = None
+    workload: WorkloadSpec | None = None
 
 
-def load_topology(path: str | Path) -> TopologySpec:
+class TopologySource:
+    """A topology that was read from text, with the way back from diagnostics to lines. Made by
+    :func:`read_topology` and :func:`read_topology_text`.
+
+    Args:
+        spec: What the text says.
+        source: The text.
+        folder: That paths in it are relative to.
+    """
+
+    def __init__(self, spec: TopologySpec, source: SourceText, folder: Path) -> None:
+        self.spec = spec
+        self._source = source
+        self._folder = folder
+
+    def model(self) -> ModelDescription | None:
+        """The model, if the topology names one.
+
+        Raises:
+            SpecError: its configuration cannot be read (ART-F009).
+        """
+        if self.spec.model is None:
+            return None
+        from art_topology.models import ModelConfigError, load_model_config
+
+        config = self.spec.model.config
+        try:
+            return load_model_config(config if isinstance(config, dict) else self._folder / config)
+        except ModelConfigError as error:
+            raise self._no_model(str(error)) from error
+        except (OSError, ValueError) as error:
+            raise self._no_model(f"{config}: {getattr(error, 'strerror', None) or error}") from error
+
+    def compile(self) -> RuntimeTopology:
+        """The compiled topology; its warnings have their lines.
+
+        Raises:
+            SpecError: the model's configuration cannot be read.
+            TopologyError: something is wrong. Every diagnostic has its line and column.
+        """
+        spec = self.spec
+        try:
+            topology = compile_topology(
+                cluster=spec.cluster,
+                trainer=spec.trainer,
+                services=spec.services,
+                model=self.model(),
+                workload=spec.workload,
+                model_name=spec.model.name if spec.model is not None else None,
+            )
+        except TopologyError as error:
+            raise TopologyError(located(error.diagnostics, self._source)) from None
+        if not topology.warnings:
+            return topology
+        return msgspec.structs.replace(topology, warnings=located(topology.warnings, self._source))
+
+    def _no_model(self, message: str) -> SpecError:
+        found = Diagnostic(
+            code="ART-F009",
+            severity=severity_of("ART-F009"),
+            path="model.config",
+            message=f"the model cannot be read: {message}",
+            hint="name the config.json of the model, relative to this file",
+        )
+        return SpecError.of(*located((found,), self._source))
+
+
+def read_topology(path: str | Path) -> TopologySource:
     """Reads a file.
 
     Args:
         path: Its suffix says the format: ``.toml``, ``.yaml``, ``.yml`` or ``.json``; UTF-8.
 
     Raises:
-        OSError: the file cannot be read.
-        SpecError: it has another suffix, is not well-formed, has fields that do not exist or repeated keys,
-            or values of the wrong type or range; or PyYAML is missing for YAML.
+        SpecError: it cannot be read, is not well-formed, has fields that do not exist or repeated keys, or
+            values of the wrong type or range; or PyYAML is missing for YAML. ``diagnostics`` on it are
+            everything found, with lines and columns.
     """
-    from pathlib import Path
-
     path = Path(path)
-    kind = _FORMATS.get(path.suffix.lower())
-    if kind is None:
-        raise SpecError(f"{path}: the suffix says the format; it is one of {', '.join(_FORMATS)}")
-    try:
-        return parse_topology(path.read_text(encoding="utf-8"), kind)
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: not UTF-8: {error}") from error
-    except SpecError as error:
-        raise SpecError(f"{path}: {error}") from error
+    source, kind = read_file(path)
+    return TopologySource(_spec(source, kind), source, path.parent)
 
 
-def parse_topology(text: str, kind: FileFormat) -> TopologySpec:
+def read_topology_text(
+    text: str, kind: FileFormat, *, name: str | None = None, folder: str | Path = "."
+) -> TopologySource:
     """Reads the text of a file.
 
     Args:
         text: What the file holds.
         kind: Its format: "toml", "yaml" or "json".
+        name: To be shown in diagnostics.
+        folder: That paths in it are relative to.
 
     Raises:
-        SpecError: the text is not well-formed, has fields that do not exist or repeated keys, or values of
-            the wrong type or range; or PyYAML is missing for YAML.
+        SpecError: as for :func:`read_topology`.
     """
-    values = _PARSERS[kind](text)
-    try:
-        return msgspec.convert(values, TopologySpec)
-    except msgspec.ValidationError as error:
-        raise SpecError(str(error).replace("`$.", "`")) from error
+    source = source_of(text, kind, name)
+    return TopologySource(_spec(source, kind), source, Path(folder))
+
+
+def load_topology(path: str | Path) -> TopologySpec:
+    """What a file says, without its lines: :func:`read_topology` keeps them.
+
+    Raises:
+        SpecError: as for :func:`read_topology`.
+    """
+    return read_topology(path).spec
+
+
+def parse_topology(text: str, kind: FileFormat) -> TopologySpec:
+    """What the text of a file says.
+
+    Raises:
+        SpecError: as for :func:`read_topology`.
+    """
+    return read_topology_text(text, kind).spec
 
 
 def topology_schema() -> dict[str, Any]:
@@ -86,66 +182,28 @@ def topology_schema() -> dict[str, Any]:
     return msgspec.json.schema(TopologySpec)
 
 
-def _parse_toml(text: str) -> Any:
-    import tomllib
+def located(diagnostics: tuple[Diagnostic, ...], source: SourceText) -> tuple[Diagnostic, ...]:
+    """The diagnostics with the places of their paths in a text."""
+    return tuple(
+        found
+        if found.location is not None
+        else msgspec.structs.replace(
+            found,
+            location=source.locate(found.path),
+            related_locations=tuple(source.locate(path) for path in found.related),
+        )
+        for found in diagnostics
+    )
 
+
+def _spec(source: SourceText, kind: FileFormat) -> TopologySpec:
+    values = read_values(source, kind)
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"not TOML: {error}") from error
+        return msgspec.convert(values, TopologySpec)
+    except (msgspec.ValidationError, OverflowError, RecursionError) as error:
+        from art_topology.validation import explain
 
-
-def _parse_json(text: str) -> Any:
-    import json
-
-    try:
-        return json.loads(text, object_pairs_hook=_distinct)
-    except json.JSONDecodeError as error:
-        raise SpecError(f"not JSON: {error}") from error
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise SpecError(f"key {next(name for name in names if names.count(name) > 1)!r} is given twice")
-    return values
-
-
-def _parse_yaml(text: str) -> Any:
-    try:
-        yaml = importlib.import_module("yaml")
-    except ModuleNotFoundError as error:
-        raise SpecError("reading YAML needs PyYAML: pip install 'art-topology[yaml]'") from error
-    try:
-        _refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader))
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SpecError(f"not YAML: {error}") from error
-
-
-def _refuse_repeated_keys(root: Any) -> None:
-    """PyYAML keeps the last of equal keys, so they are looked for in its node graph."""
-    waiting, seen = [root], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or id(node) in seen or isinstance(node.value, str):
-            continue
-        seen.add(id(node))
-        if node.id == "sequence":
-            waiting.extend(node.value)
-            continue
-        names: set[str] = set()
-        for key, value in node.value:
-            if key.id == "scalar" and key.value in names:
-                raise SpecError(f"key {key.value!r} is given twice, again in line {key.start_mark.line + 1}")
-            if key.id == "scalar":
-                names.add(key.value)
-            waiting += [key, value]
-
-
-_PARSERS: dict[FileFormat, Callable[[str], Any]] = {
-    "toml": _parse_toml,
-    "yaml": _parse_yaml,
-    "json": _parse_json,
-}
+        found = explain(values, TopologySpec)
+        if not found:
+            raise SpecError(f"{source.name or 'input'}: {error}") from error
+        raise SpecError.of(*located(found, source)) from error

@@ -10,13 +10,15 @@ from typing import Annotated, Any
 
 import msgspec
 
+from art_topology.diagnostics import Diagnostic, rendered
+
 Name = Annotated[
     str,
     msgspec.Meta(
         min_length=1,
         max_length=128,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(?!\n)$",
-        description="Letters, digits, '.', '_' and '-'; begins with a letter or digit.",
+        description="a name of letters, digits, '.', '_' and '-' that begins with a letter or digit",
     ),
 ]
 Port = Annotated[
@@ -33,14 +35,31 @@ Seconds = Annotated[
 Count = Annotated[int, msgspec.Meta(ge=1)]
 GpuId = (
     Annotated[int, msgspec.Meta(ge=0, description="Index of a GPU, as the driver counts.")]
-    | Annotated[str, msgspec.Meta(pattern="^(GPU|MIG)-", description="UUID of a GPU or MIG slice.")]
+    | Annotated[
+        str,
+        msgspec.Meta(pattern="^(GPU|MIG)-", description="the UUID of a GPU or MIG slice, GPU-... or MIG-..."),
+    ]
 )
 """A GPU of a host: its index, as the driver counts, or the UUID of a GPU or MIG slice (``GPU-...``,
 ``MIG-...``)."""
 
 
 class SpecError(ValueError):
-    """A value of the wrong type or out of its range, or a file that does not describe a topology."""
+    """A value of the wrong type or out of its range, or a file that does not describe a topology.
+
+    Args:
+        message: What is wrong.
+        diagnostics: Everything found, if it came from a file or from plain values.
+    """
+
+    def __init__(self, message: str, diagnostics: tuple[Diagnostic, ...] = ()) -> None:
+        super().__init__(message)
+        self.diagnostics = diagnostics
+
+    @classmethod
+    def of(cls, *diagnostics: Diagnostic) -> "SpecError":
+        """The error whose text is all of them, to be shown as it is."""
+        return cls(rendered(diagnostics, "the input"), diagnostics)
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,10 +74,21 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             value = getattr(self, name)
             try:
                 checked = msgspec.convert(value, kind)
-            except msgspec.ValidationError as error:
-                raise SpecError(f"{type(self).__name__}.{name}: {error}; it is {value!r}") from None
+                if type(checked) is str and not checked.isascii():
+                    checked.encode()
+            except (msgspec.ValidationError, OverflowError) as error:
+                raise SpecError(f"{type(self).__name__}.{name}: {error}; it is {_shown(value)}") from None
+            except UnicodeEncodeError as error:
+                raise SpecError(f"{type(self).__name__}.{name}: half a character ({error.reason})") from None
             if checked is not value:
                 msgspec.structs.force_setattr(self, name, checked)
+
+
+def _shown(value: object) -> str:
+    """``value`` on one line; Python refuses to write very large numbers out."""
+    if isinstance(value, int) and value.bit_length() > 4096:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)
 
 
 @cache
