@@ -42,10 +42,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         network_fraction: Of a network link, for collectives.
         host_fraction: Of a host link, for copies.
         collective_s: Start of one collective, in seconds.
-        small_message_latency: Latency of NCCL's LL protocol over that of its Simple protocol: 0.6 of 3.4 us on
-            NVLink, 2.7 of 14 us on a network (src/graph/tuning.cc).
+        small_message_latency: Latency of NCCL's LL protocol over that of its Simple protocol: 0.6 of 3.4 us
+            on NVLink, 2.7 of 14 us on a network (src/graph/tuning.cc).
         small_message_rate: Its rate over the other's; half of what LL sends are flags.
-        expert_imbalance: Tokens of the fullest expert-parallel rank over the mean.
+        expert_variation: Standard deviation of the tokens of an expert over their mean, where a router is not
+            balanced by a loss: reinforcement learning freezes it, pretraining balances it.
         row_variation: Standard deviation of the work of a row over its mean, for rows packed from documents.
         dp_overlap: How much of the synchronization of gradients can run behind the backward pass.
         optimizer_bytes: Bytes that the optimizer reads and writes for each parameter it holds.
@@ -90,8 +91,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     collective_s: float = 8.4e-6
     small_message_latency: float = 0.19
     small_message_rate: float = 0.5
-    expert_imbalance: float = 1.05
-    row_variation: float = 0.10
+    expert_variation: float = 0.3
+    row_variation: float = 0.05
     dp_overlap: float = 0.8
     optimizer_bytes: float = 34.0
     decode_attention_fraction: float = 0.25

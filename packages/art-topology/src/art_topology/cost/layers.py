@@ -4,6 +4,7 @@ Every time here is for one row on a rank that holds ``tokens / cp`` of its token
 under the same parallelism take the same time, so each is computed once.
 """
 
+from math import sqrt
 from typing import Literal, get_args
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from art_topology.cost.arithmetic import Processor
 from art_topology.cost.calibration import ByArchitecture, Calibration
 from art_topology.cost.communication import Group, Network, dispatch_copies, place
+from art_topology.cost.pipeline import expected_maximum
 from art_topology.cost.row import Row, core_flops, indexer_flops
 from art_topology.models import (
     AttentionShape,
@@ -181,8 +183,15 @@ class LayerCosts:
     def _routed_rows(self, moe: MoeShape, division: Division) -> float:
         """Rows that the fullest expert-parallel rank multiplies, over all its experts."""
         tokens = self._row.tokens / division.cp / division.tp
-        imbalance = self._calibration.expert_imbalance if division.ep > 1 else 1.0
-        return tokens * division.etp * moe.topk * imbalance
+        return tokens * division.etp * moe.topk * self.imbalance(moe, division)
+
+    def imbalance(self, moe: MoeShape, division: Division) -> float:
+        """Tokens of the fullest expert-parallel rank over the mean. A rank's experts cancel in part; all
+        ranks wait for the fullest, the expected maximum of normal variables."""
+        if not self._row.varies:
+            return 1.0
+        held = max(1.0, moe.experts / division.ep)
+        return 1.0 + self._calibration.expert_variation / sqrt(held) * expected_maximum(division.ep)
 
     def _rows_per_expert(self, moe: MoeShape, division: Division) -> float:
         return self._routed_rows(moe, division) * division.ep / moe.experts
@@ -292,7 +301,7 @@ class LayerCosts:
         if division.ep > 1:
             group = self.expert_group(division)
             up, out = dispatch_copies(group, moe.experts, moe.topk)
-            volume = tokens * width * self._calibration.expert_imbalance
+            volume = tokens * width * self.imbalance(moe, division)
             seconds += 2 * self._network.exchange_s(group, up * volume, out * volume)
         if division.etp > 1:
             slices = place(division.etp, 1, self._network.domain)

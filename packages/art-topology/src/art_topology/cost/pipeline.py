@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from math import sqrt
 from statistics import NormalDist
 
 
@@ -32,7 +33,7 @@ def slack(pp: int, dp: int, rows: int, variation: float) -> float:
         rows: Rows of each data-parallel rank.
         variation: Standard deviation of the work of a row over its mean.
     """
-    return variation * (expected_maximum(pp) + expected_maximum(dp) / rows**0.5)
+    return variation * (expected_maximum(pp) + expected_maximum(dp) / sqrt(rows))
 
 
 @cache

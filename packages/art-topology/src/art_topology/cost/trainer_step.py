@@ -131,12 +131,13 @@ def _reasons(costs: TrainerCosts, layout: RankLayout) -> dict[Kind, str]:
     }
     moe = next((layer.mlp for layer in costs.model.layers if isinstance(layer.mlp, MoeShape)), None)
     if moe is not None:
-        group = costs.layers.expert_group(Division(layout.tp, layout.cp, layout.ep, layout.etp))
+        division = Division(layout.tp, layout.cp, layout.ep, layout.etp)
+        group = costs.layers.expert_group(division)
         up, out = dispatch_copies(group, moe.experts, moe.topk)
         reasons["ep"] = (
             f"each of {tokens / layout.tp:,.0f} tokens dispatched and combined, {up:.2f} copies within a "
-            f"domain and {out:.2f} between, over {_group(group, costs)}, {values.expert_imbalance:.2f} times "
-            "for the fullest rank"
+            f"domain and {out:.2f} between, over {_group(group, costs)}, "
+            f"{costs.layers.imbalance(moe, division):.2f} times for the fullest rank"
         )
     return reasons
 
