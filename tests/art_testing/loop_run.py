@@ -31,6 +31,7 @@ class LoopRun:
         checker: says afterwards what was left.
         steps: how many steps to take.
         resume: continue what ``run_dir`` holds.
+        sampling_s: seconds that every rollout after the first step takes.
     """
 
     model: Path
@@ -38,6 +39,7 @@ class LoopRun:
     checker: LeftoverChecker
     steps: int
     resume: bool = False
+    sampling_s: float = 0.0
     lines: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -48,6 +50,7 @@ class LoopRun:
                 "ART_TEST_RUN": str(self.run_dir),
                 "ART_TEST_STEPS": str(self.steps),
                 "ART_TEST_RESUME": "1" if self.resume else "0",
+                "ART_TEST_SAMPLING_S": str(self.sampling_s),
                 "ART_STATE_DIR": str(self.run_dir.parent / "state"),
                 "PYTHONPATH": str(PROGRAM.parents[1]),
             }
@@ -112,6 +115,11 @@ class LoopRun:
         """Waits for the next step; its metrics."""
         metrics: dict[str, float] = self.wait_for("STEP", STEP_S)
         return metrics
+
+    def failed(self, timeout_s: float) -> str:
+        """Waits until the program was told of a failure; its text."""
+        text: str = self.wait_for("FAILED", timeout_s)
+        return text
 
     def end(self, timeout_s: float) -> int:
         """Waits for the program's end and returns its exit status."""

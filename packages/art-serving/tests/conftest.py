@@ -29,9 +29,13 @@ RANK, ALPHA = 8, 16
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}assistant "
 
 
+TOOL_CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 3, "b": 4}}</tool_call>'
+"""One token of the tiny model's, its last: a call as models of the Hermes family write it."""
+
+
 class TinyModel:
-    """A Llama of 2 layers whose logits differ enough to be told apart, and a tokenizer of words ``w0`` ...
-    ``w127``.
+    """A Llama of 2 layers whose logits differ enough to be told apart, and a tokenizer of words ``w6`` ...
+    ``w126`` and a tool call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +99,8 @@ class TinyModel:
     def _write_tokenizer(self) -> None:
         names = ["<unk>", "<s>", "</s>", "user", "assistant", "system"]
         vocabulary = {name: index for index, name in enumerate(names)}
-        vocabulary |= {f"w{index}": index for index in range(len(names), VOCABULARY)}
+        vocabulary |= {f"w{index}": index for index in range(len(names), VOCABULARY - 1)}
+        vocabulary[TOOL_CALL] = VOCABULARY - 1
         tokenizer = {
             "version": "1.0",
             "truncation": None,

@@ -120,6 +120,6 @@ def test_the_users_line_is_shown_and_not_that_of_art(tmp_path: Path) -> None:
     result = art_monarch("local", "--program", "rates.py:main", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == (
-        "art-monarch: rates cannot be imported: SettingError: learning_rate is -1; it must be a number above 0 "
-        f"and at most 1, for example learning_rate=0.0005 ({tmp_path}/rates.py:5, in config)\n"
+        "art-monarch: rates cannot be imported: SettingError: learning_rate is -1; it must be a number above "
+        f"0 and at most 1, for example learning_rate=0.0005 ({tmp_path}/rates.py:5, in config)\n"
     )

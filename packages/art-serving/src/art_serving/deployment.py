@@ -1,11 +1,14 @@
 """What crosses the border between a model service and the hosts of its members: structs and one protocol."""
 
 import enum
+import math
+import re
 from typing import Literal, Protocol
 
 import msgspec
 
 from art_dataplane.snapshot import SnapshotManifest
+from art_serving.errors import OptionsError
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,6 +21,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         prefix_caching: whether equal beginnings are computed once (per activation of an adapter).
         stall_timeout_s: when requests run but no engine step ended for so many seconds, the engine counts as
             stalled.
+        tool_parser: vLLM's name of the parser that finds tool calls in what the model says, such as
+            ``hermes`` or ``pythonic``; requests with tools are refused without one.
+
+    Raises:
+        OptionsError: a value is of a wrong type or out of its range; it is a ``ValueError``, too.
     """
 
     threads: int = 1
@@ -25,6 +33,32 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     block_size: int = 32
     prefix_caching: bool = True
     stall_timeout_s: float = 30.0
+    tool_parser: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_whole("threads", self.threads, 2, 4096)
+        if self.max_num_batched_tokens is not None:
+            _check_whole("max_num_batched_tokens", self.max_num_batched_tokens, 2048, 2**24)
+        _check_whole("block_size", self.block_size, 32, 2**16)
+        if not isinstance(self.prefix_caching, bool):
+            raise _wrong("prefix_caching", self.prefix_caching, "True or False", True)
+        timeout = self.stall_timeout_s
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+            raise _wrong("stall_timeout_s", timeout, "a number of seconds above 0", 30.0)
+        parser = self.tool_parser
+        if parser is not None and (not isinstance(parser, str) or not re.fullmatch(r"[\w.-]+", parser)):
+            raise _wrong("tool_parser", parser, "None or the name of a parser of vLLM's", "hermes")
+
+
+def _check_whole(name: str, value: object, example: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise _wrong(name, value, f"a whole number from 1 to {most}", example)
+
+
+def _wrong(name: str, value: object, wanted: str, example: object) -> OptionsError:
+    return OptionsError(
+        f"EngineOptions.{name} is {value!r}; it must be {wanted}, for example {name}={example!r}"
+    )
 
 
 class Secret(msgspec.Struct, frozen=True, repr_omit_defaults=True):

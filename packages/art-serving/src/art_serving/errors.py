@@ -5,6 +5,10 @@ class ServingError(Exception):
     """Base of every error that art_serving raises on its own account."""
 
 
+class OptionsError(ServingError, ValueError):
+    """An option has a value of a wrong type or out of its range; the text names one that works."""
+
+
 class EnvironmentBuildError(ServingError):
     """An environment could not be built or found; nothing half-built is left that would be used later."""
 

@@ -36,6 +36,7 @@ def member_command(
         "--pipeline-parallel-size": launch.pipeline_parallel_size,
         "--seed": launch.seed,
         "--stall-timeout-s": options.stall_timeout_s,
+        "--tool-parser": options.tool_parser,
     }
     for name, value in values.items():
         if value is not None:

@@ -22,7 +22,7 @@ from art.distributed.runtime import ArtRuntime
 from art.errors import ConfigError
 from art.megatron_config import MegatronRuntimeConfig, get_megatron_runtime_config
 from art.model import TrainableModel
-from art.settings import SEEDS, flag, number, one_of, whole_number
+from art.settings import SEEDS, flag, instance, number, one_of, whole_number
 from art.train_config import TrainConfig, TrainResult
 from art.trajectories import TrajectoryGroup, checked_groups
 from art_topology import RuntimeTopology, compile_topology, local_cluster
@@ -46,6 +46,9 @@ class MegatronBackend:
         resume: continue the run in its folder from its last durable generation.
         threads: that the trainer and the server compute with, each; by default the CPUs this process may use.
         step_timeout_s: longest wait for one sign of progress of a step, in seconds.
+        tool_parser: vLLM's name of the parser that finds the model's tool calls in what it says, such as
+            ``hermes`` or ``pythonic``. Requests may then have ``tools``, and choices ``tool_calls``; without it
+            the server refuses such requests.
         progress: called with a line for the user while long things start, and with what a step does.
         notice: called with a line that the user should read, such as a check that warns; `report.line` of a
             :class:`art.reporting.RunReport` does. By default ``progress``, or standard error without one.
@@ -67,6 +70,7 @@ class MegatronBackend:
         resume: bool = False,
         threads: int | None = None,
         step_timeout_s: float = 900.0,
+        tool_parser: str | None = None,
         progress: Callable[[str], None] | None = None,
         notice: Callable[[str], None] | None = None,
     ) -> None:
@@ -85,6 +89,9 @@ class MegatronBackend:
         cpus = len(os.sched_getaffinity(0))
         self._threads = cpus if threads is None else whole_number("threads", threads, cpus, at_most=4096)
         self._step_timeout_s = number("step_timeout_s", step_timeout_s, 900.0, above=0)
+        if tool_parser is not None:
+            instance("tool_parser", tool_parser, str, "tool_parser='hermes', or another parser of vLLM's")
+        self._tool_parser = tool_parser
         self._progress = progress or (lambda line: None)
         self._notice = notice or progress or _on_stderr
         self._models: dict[str, ModelRun] = {}
@@ -181,6 +188,7 @@ class MegatronBackend:
             resume=self._resume,
             threads=self._threads,
             step_timeout_s=self._step_timeout_s,
+            tool_parser=self._tool_parser,
         )
 
     def _topology(self) -> RuntimeTopology:

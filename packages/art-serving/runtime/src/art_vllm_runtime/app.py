@@ -38,6 +38,7 @@ class Member:
     stall_timeout_s: float
     admin_token: str
     api_key: str | None
+    tool_parser: str | None = None
     adapters: Adapters = field(init=False)
     failure: str | None = None
     failed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,6 +79,8 @@ def build_app(member: Member) -> FastAPI:
         request_logger=None,
         chat_template=None,
         chat_template_content_format="auto",
+        enable_auto_tools=member.tool_parser is not None,
+        tool_parser=member.tool_parser,
     )
     chat = ArtChat(
         engine,
@@ -87,6 +90,8 @@ def build_app(member: Member) -> FastAPI:
         request_logger=None,
         chat_template=None,
         chat_template_content_format="auto",
+        enable_auto_tools=member.tool_parser is not None,
+        tool_parser=member.tool_parser,
     )
     completion = ArtCompletion(engine, models, online_renderer=renderer, request_logger=None)
     chat.generations = completion.generations = generations

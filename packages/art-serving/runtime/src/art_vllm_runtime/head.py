@@ -12,6 +12,7 @@ from functools import partial
 
 import uvicorn
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.tool_parsers import ToolParserManager
 
 from art_vllm_runtime import spans
 from art_vllm_runtime.app import Member, build_app
@@ -29,6 +30,8 @@ def run_head(
     arguments: argparse.Namespace, listener: socket.socket, admin_token: str, api_key: str | None
 ) -> int:
     """Serves until told to stop; returns the exit status."""
+    if arguments.tool_parser is not None:
+        check_tool_parser(arguments.tool_parser)
     page = StatsPage(str(arguments.run_folder / "stats"))
     say("starting the engine")
     engine = start_engine(arguments, page)
@@ -42,8 +45,16 @@ def run_head(
         stall_timeout_s=arguments.stall_timeout_s,
         admin_token=admin_token,
         api_key=api_key,
+        tool_parser=arguments.tool_parser,
     )
     return asyncio.run(_serve(member, arguments, listener))
+
+
+def check_tool_parser(name: str) -> None:
+    """Ends the process before the engine starts when vLLM has no tool parser of this name."""
+    known = ToolParserManager.list_registered()
+    if name not in known:
+        raise SystemExit(f"there is no tool parser {name!r}; vLLM has {', '.join(sorted(known))}")
 
 
 def start_engine(arguments: argparse.Namespace, page: StatsPage) -> RecordingLLM:

@@ -55,6 +55,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--pipeline-parallel-size", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--stall-timeout-s", type=float, required=True)
+    parser.add_argument("--tool-parser", help="vLLM's name of the parser of tool calls; none: no tools")
     return parser.parse_args(argv)
 
 

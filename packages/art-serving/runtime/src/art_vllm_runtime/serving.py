@@ -76,6 +76,17 @@ class _Records:
 class ArtChat(_Records, OpenAIServingChat):
     """Chat completions."""
 
+    def refuse(self, request: Any) -> Any:
+        """As every endpoint's; also of tools whose calls nobody would find in the answer."""
+        if request.tools and request.tool_choice not in (None, "none") and not self.enable_auto_tools:
+            return self.create_error_response(
+                "tools need a parser of the model's tool calls, and the service was started without one. "
+                "Name it, for example art.MegatronBackend(tool_parser='hermes'). Or send tool_choice='none' "
+                "and read the call from the answer's text",
+                status_code=HTTPStatus.BAD_REQUEST,
+            )
+        return super().refuse(request)
+
     async def _create_chat_completion(self, request: Any, raw_request: Any = None) -> Any:
         refused = self.refuse(request)
         return refused or await super()._create_chat_completion(request, raw_request)

@@ -75,6 +75,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
         resume: continue from the last durable generation in ``folder``.
         threads: that the trainer and the server compute with, each.
         step_timeout_s: longest wait for one sign of progress of a step, in seconds.
+        tool_parser: vLLM's name of the parser of tool calls; without one requests with tools are refused.
     """
 
     folder: Path
@@ -83,6 +84,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     resume: bool
     threads: int
     step_timeout_s: float
+    tool_parser: str | None = None
 
 
 class ModelRun:
@@ -163,7 +165,7 @@ class ModelRun:
 
     async def _start_service(self, folder: Path) -> None:
         spec = self._placed.service
-        options = EngineOptions(threads=self._settings.threads)
+        options = EngineOptions(threads=self._settings.threads, tool_parser=self._settings.tool_parser)
         self.service = await self._runtime.start_model_service(
             spec,
             ServiceSettings(str(folder / "logs"), options),
