@@ -92,7 +92,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     small_message_latency: float = 0.19
     small_message_rate: float = 0.5
     expert_variation: float = 0.3
-    row_variation: float = 0.05
+    row_variation: float = 0.10
     dp_overlap: float = 0.8
     optimizer_bytes: float = 34.0
     decode_attention_fraction: float = 0.25

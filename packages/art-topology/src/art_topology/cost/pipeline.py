@@ -20,20 +20,22 @@ def bubble_s(stage_s: Sequence[float], vpp: int) -> float:
     return (sum(stage_s) - max(stage_s)) / vpp
 
 
-def slack(pp: int, dp: int, rows: int, variation: float) -> float:
+def slack(pp: int, dp: int, coupled: int, rows: int, variation: float) -> float:
     """Extra time for rows that differ, as a fraction of a rank's time without it.
 
-    A pipeline runs at the pace of the longest of the ``pp`` rows in it. Data-parallel ranks wait for the one
-    with the most work in its ``rows`` rows, whose deviations partly cancel. Both are expected maxima of
-    normal variables.
+    Ranks that wait for each other in every layer or stage run at the pace of the longest of their rows: the
+    ``pp`` stages of a pipeline, and data-parallel ranks that share a group of experts. All others meet once
+    per step, where deviations of ``rows`` rows partly cancel. Both are expected maxima of normal variables.
 
     Args:
         pp: Pipeline stages.
         dp: Data-parallel ranks.
+        coupled: Data-parallel ranks in one expert-parallel group, a divisor of ``dp``.
         rows: Rows of each data-parallel rank.
         variation: Standard deviation of the work of a row over its mean.
     """
-    return variation * (expected_maximum(pp) + expected_maximum(dp) / sqrt(rows))
+    step = expected_maximum(dp // coupled) / sqrt(rows)
+    return variation * (expected_maximum(pp * coupled) + step)
 
 
 @cache

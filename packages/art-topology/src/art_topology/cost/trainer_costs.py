@@ -225,7 +225,7 @@ class TrainerCosts:
             row=row,
             rows=rows,
             bubble_s=bubble_s(row.stage_s, vpp),
-            slack_s=rows * slowest * slack(layout.pp, layout.dp, rows, variation),
+            slack_s=rows * slowest * slack(layout.pp, layout.dp, coupled_rows(layout), rows, variation),
             sends_s=self._sends_s(layout, vpp, rows),
             copies_exposed_s=max(0.0, row.copies_s - row.compute_s),
             reduce_s=reduce_s,
@@ -266,3 +266,8 @@ class TrainerCosts:
                 adapters += 2 * matrix.active * rank * (matrix.inputs + matrix.outputs)
         passes = 3 if self.workload.lora_rank is None else 2
         return passes * total - (passes - 1) * frozen + 3 * adapters + core
+
+
+def coupled_rows(layout: RankLayout) -> int:
+    """Data-parallel ranks, each with a row of its own, in one expert-parallel group."""
+    return min(layout.dp, max(1, layout.etp * layout.ep // (layout.tp * layout.cp)))

@@ -5,7 +5,7 @@ from art_topology.cost.communication import Group, dispatch_copies, place
 from art_topology.cost.layers import KINDS, Division, Kind
 from art_topology.cost.parts import CostPart, StepCost
 from art_topology.cost.states import updated_weights
-from art_topology.cost.trainer_costs import StepTime, TrainerCosts
+from art_topology.cost.trainer_costs import StepTime, TrainerCosts, coupled_rows
 from art_topology.hardware import Machine
 from art_topology.models import ModelDescription, MoeShape
 from art_topology.ranks import RankLayout
@@ -158,7 +158,7 @@ def _pipeline_parts(
     costs: TrainerCosts, layout: RankLayout, stages: StageLayout, time: StepTime
 ) -> list[CostPart]:
     stage_s = time.row.stage_s
-    group = costs.stage_group(layout)
+    group, coupled = costs.stage_group(layout), coupled_rows(layout)
     return [
         CostPart(
             name="pipeline bubble",
@@ -169,8 +169,9 @@ def _pipeline_parts(
         CostPart(
             name="unequal rows",
             total_s=time.slack_s,
-            why=f"work of a row varies by {costs.calibration.row_variation:.0%}: the longest of {layout.pp} "
-            f"rows in the pipeline, the fullest of {layout.dp} data-parallel ranks with {time.rows} rows",
+            why=f"work of a row varies by {costs.calibration.row_variation:.0%}: the longest of "
+            f"{layout.pp * coupled} rows in stages and expert groups that wait for each other, the fullest of "
+            f"{layout.dp // coupled} others with {time.rows} rows",
         ),
         CostPart(
             name="pipeline sends",
