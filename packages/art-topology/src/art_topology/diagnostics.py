@@ -131,7 +131,9 @@ class SourceLocation(msgspec.Struct, frozen=True, kw_only=True):
         return f"{'input' if self.file is None else printable(self.file)}:{self.line}:{self.column}"
 
     def excerpt(self) -> list[str]:
-        """The line with carets below what is meant; at most 160 characters of it."""
+        """The line (160 characters at most) with carets below what is meant; nothing of an empty line."""
+        if not self.text:
+            return []
         begin = max(0, self.column - 1 - _SHOWN_COLUMNS // 2) if len(self.text) > _SHOWN_COLUMNS else 0
         shown = self.text[begin : begin + _SHOWN_COLUMNS]
         before, marked = self.text[begin : self.column - 1], self.text[self.column - 1 :][: self.width]

@@ -62,7 +62,7 @@ def report_faults[P: msgspec.Struct](
             changes = _mend(parallel, fault, codes, judge, candidates)
             if changes is not None:
                 suggestion = _suggested(parallel, path, changes)
-                told = " and ".join(_told(name, value) for name, value in changes.items())
+                told = _told(changes)
                 hint = f"{told}, or {fault.otherwise}" if fault.otherwise else told
         findings.report(fault.code, fault.path, fault.message, hint, fault.related, suggestion)
     return faults
@@ -76,7 +76,8 @@ def _mend[P: msgspec.Struct](
     candidates: Callable[[P, str], Iterable[Any]],
 ) -> dict[str, Any] | None:
     tried = {name: list(islice(candidates(parallel, name), _MOST_CANDIDATES)) for name in fault.fields}
-    for changes in _single_then_joint(tried):
+    for proposed in _single_then_joint(tried):
+        changes = {name: value for name, value in proposed.items() if value != getattr(parallel, name)}
         found = {other.code for other in judge(msgspec.structs.replace(parallel, **changes))}
         if fault.code not in found and found <= codes:
             return changes
@@ -101,10 +102,19 @@ def _suggested(parallel: msgspec.Struct, path: str, changes: dict[str, Any]) -> 
     return path, {name: value for name, value in whole.items() if value is not None}
 
 
-def _told(name: str, value: Any) -> str:
-    if value is None:
-        return f"leave {name} out"
-    return f"use {name}={str(value).lower() if isinstance(value, bool) else repr(value)}"
+def _told(changes: dict[str, Any]) -> str:
+    left = [name for name, value in changes.items() if value is None]
+    used = [
+        f"{name}={str(value).lower() if isinstance(value, bool) else repr(value)}"
+        for name, value in changes.items()
+        if value is not None
+    ]
+    parts = [f"use {_joined(used)}"] if used else []
+    return " and ".join([*parts, *([f"leave {_joined(left)} out"] if left else [])])
+
+
+def _joined(parts: list[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
 def divisors(total: int) -> list[int]:

@@ -64,7 +64,7 @@ def _packing(parallel: VllmParallelSpec, crew: Crew, workers: int) -> list[Fault
                 path=crew.path,
                 message=f"members of {crew.per_member} workers neither hold whole replicas of tp*pp = "
                 f"{parallel.tp}*{parallel.pp} = {replica} workers nor are held whole by one",
-                fields=("tp", "pp", "dp"),
+                fields=("dp", "pp", "tp"),
             )
         ]
     if crew.on_gpus and crew.members > 1 and crew.per_member % parallel.tp:
@@ -74,7 +74,7 @@ def _packing(parallel: VllmParallelSpec, crew: Crew, workers: int) -> list[Fault
                 path=f"{crew.path}.tp",
                 message=f"members of {crew.per_member} workers do not hold whole groups of tp={parallel.tp}: "
                 "every layer would wait for the network between hosts",
-                fields=("tp", "pp", "dp"),
+                fields=("dp", "pp", "tp"),
             )
         ]
     return []
@@ -83,7 +83,7 @@ def _packing(parallel: VllmParallelSpec, crew: Crew, workers: int) -> list[Fault
 def _model(parallel: VllmParallelSpec, crew: Crew, facts: ModelFacts) -> list[Fault]:
     others = ("dp", "pp") if crew.workers is not None else ()
     found = [
-        msgspec.structs.replace(fault, fields=(*fault.fields, *others))
+        msgspec.structs.replace(fault, fields=(*others, *fault.fields))
         for fault in (
             *tensor_faults(facts, parallel.tp, crew.path, padded=True),
             *linear_fault(facts, parallel.tp, f"tp={parallel.tp}", f"{crew.path}.tp", ("tp",)),
@@ -95,7 +95,7 @@ def _model(parallel: VllmParallelSpec, crew: Crew, facts: ModelFacts) -> list[Fa
                 code="ART-T809",
                 path=f"{crew.path}.pp",
                 message=f"{facts.layers} layers cannot fill pp={parallel.pp} stages",
-                fields=("pp", *(name for name in ("dp", "tp") if crew.workers is not None)),
+                fields=(*(name for name in ("dp", "tp") if crew.workers is not None), "pp"),
             )
         )
     return found + _experts(parallel, crew, facts)
@@ -104,7 +104,7 @@ def _model(parallel: VllmParallelSpec, crew: Crew, facts: ModelFacts) -> list[Fa
 def _experts(parallel: VllmParallelSpec, crew: Crew, facts: ModelFacts) -> list[Fault]:
     parts = parallel.tp * parallel.dp
     said = f"tp*dp = {parallel.tp}*{parallel.dp} = {parts}"
-    others = ("tp", "pp", "dp") if crew.workers is not None else ("tp", "dp")
+    others = ("dp", "pp", "tp") if crew.workers is not None else ("tp", "dp")
     if parallel.expert_parallel and not facts.experts:
         return [
             Fault(

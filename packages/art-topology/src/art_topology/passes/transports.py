@@ -9,7 +9,7 @@ from art_topology.passes.workloads import Workload
 from art_topology.serving import ModelServiceSpec
 from art_topology.trainer import TrainerMeshSpec
 
-_NIXL_HINT = "set cluster.nixl_transport = NixlTransportSpec()"
+_NIXL_HINT = "set nixl_transport = {} in cluster"
 
 
 def check_nccl(cluster: ClusterSpec, workloads: Sequence[Workload], findings: Findings) -> None:
@@ -28,8 +28,8 @@ def check_nccl(cluster: ClusterSpec, workloads: Sequence[Workload], findings: Fi
             "ART-T601",
             "cluster.nccl_transport",
             f"GPU processes of {labels} talk across hosts, but no NCCL network is named",
-            'name the network as it registers with NCCL, such as NcclTransportSpec(net_name="IB"), '
-            "and set NCCL_NET to the same name on every host",
+            'name the network as it registers with NCCL, such as nccl_transport = { net_name = "IB" }, and '
+            "set NCCL_NET to the same name on every host",
             [workload.path for workload in spanning],
             ("cluster.nccl_transport", {"net_name": "IB"}),
         )

@@ -1,0 +1,157 @@
+"""Examples of the rules on services, endpoints, ports and transports."""
+
+from art_topology.rule_examples.example import (
+    GPU_A,
+    GPU_B,
+    IB,
+    IB_AND_NIXL,
+    A,
+    B,
+    RuleExample,
+    example,
+    gpu_trainer,
+    on_cpu,
+    on_gpus,
+    service,
+)
+
+_TWO_OF_THREE = f"{on_gpus('a', 0, 1, 2)}, {on_gpus('b', 0, 1, 2)}"
+_TWO_OF_FOUR = f"{on_gpus('a', 0, 1, 2, 3)}, {on_gpus('b', 0, 1, 2, 3)}"
+_TWO_CPUS = f"{on_cpu('a')}, {on_cpu('b')}"
+
+SERVICE_EXAMPLES: tuple[RuleExample, ...] = (
+    example(
+        "ART-T401",
+        "Programs ask for a service by its name.",
+        A,
+        service("policy", on_cpu("a")),
+        service("policy", on_cpu("a")),
+        change={f"{service('policy', on_cpu('a'))}\n\n[": f"{service('judge', on_cpu('a'))}\n\n["},
+    ),
+    example(
+        "ART-T402",
+        "A member is one host's share of the deployment.",
+        GPU_A,
+        service("policy", f"{on_gpus('a', 0)}, {on_gpus('a', 1)}", "parallel = { tp = 2 }"),
+        change={f"{on_gpus('a', 0)}, {on_gpus('a', 1)}": on_gpus("a", 0, 1)},
+    ),
+    example(
+        "ART-T403",
+        "vLLM computes a worker's host from its number.",
+        IB,
+        GPU_A,
+        GPU_B,
+        service("policy", f"{on_gpus('a', 0, 1)}, {on_gpus('b', 0)}", "parallel = { pp = 4 }"),
+        change={on_gpus("b", 0): on_gpus("b", 0, 1)},
+    ),
+    example(
+        "ART-T404",
+        "vLLM starts `tp * pp * dp` workers.",
+        GPU_A,
+        service("policy", on_gpus("a", 0, 1, 2, 3), "parallel = { tp = 2 }"),
+        change={"tp = 2": "tp = 2, dp = 2"},
+    ),
+    example(
+        "ART-T405",
+        "`MaxLoRARanks` of vLLM: 1, 8, 16, 32, 64, 128, 256, 320 and 512.",
+        A,
+        service("policy", on_cpu("a"), "max_lora_rank = 12"),
+        change={"= 12": "= 16"},
+    ),
+    example(
+        "ART-T406",
+        "`ParallelConfig.nnodes_within_dp` of vLLM: replicas are packed onto hosts, not cut by them.",
+        IB,
+        GPU_A,
+        GPU_B,
+        service("policy", _TWO_OF_THREE, "parallel = { pp = 2, dp = 3 }"),
+        change={"pp = 2, dp = 3": "pp = 3, dp = 2"},
+    ),
+    example(
+        "ART-T407",
+        "Tensor parallelism communicates twice in every layer: over NVLink, not over the network.",
+        IB,
+        GPU_A,
+        GPU_B,
+        service("policy", _TWO_OF_FOUR, "parallel = { tp = 8 }"),
+        change={"tp = 8": "tp = 4, pp = 2"},
+    ),
+    example(
+        "ART-T501",
+        "Rollout workers on the other host would dial themselves.",
+        A,
+        B,
+        service("policy", on_cpu("a"), 'leader = { host = "127.0.0.1" }'),
+        change={"127.0.0.1": "10.0.0.1"},
+    ),
+    example(
+        "ART-T502",
+        "One can listen on all interfaces, but not dial them.",
+        A,
+        service("policy", on_cpu("a"), 'leader = { host = "0.0.0.0", port = 8000 }'),
+        change={"0.0.0.0": "10.0.0.1"},
+    ),
+    example(
+        "ART-T503",
+        "The first member's host serves the API, and rank 0's host the rendezvous.",
+        A,
+        B,
+        service("policy", on_cpu("a"), 'leader = { host = "10.0.0.2", port = 8000 }'),
+        change={'leader = { host = "10.0.0.2"': 'leader = { host = "10.0.0.1"'},
+    ),
+    example(
+        "ART-T504",
+        "Counted are APIs, rendezvous, reserved ports, the Monarch worker's port and, under SkyPilot, the "
+        "next, the metadata store, and the ten consecutive ports of a data-parallel vLLM.",
+        "[cluster]\nworker_port = 22222\nskypilot = true",
+        A,
+        service("policy", on_cpu("a"), 'leader = { host = "10.0.0.1", port = 22223 }'),
+        change={"22223": "8000"},
+    ),
+    example(
+        "ART-T505",
+        "Only who starts a listener can choose its port.",
+        '[cluster]\nnixl_transport = { metadata_store = { host = "etcd.lan" } }',
+        A,
+        change={'"etcd.lan"': '"etcd.lan", port = 2379'},
+    ),
+    example(
+        "ART-T506",
+        "SkyPilot's lifecycle port is the one after the Monarch worker's; a data-parallel vLLM takes ten.",
+        "[cluster]\nworker_port = 65535\nskypilot = true",
+        A,
+        change={"65535": "22222"},
+    ),
+    example(
+        "ART-T601",
+        "Without it NCCL takes TCP sockets when the fast network fails, and nobody notices.",
+        GPU_A,
+        GPU_B,
+        gpu_trainer("tp = 4", gpus=4, hosts="ab"),
+        change={'[[cluster.hosts]]\nhost_id = "a"': f'{IB}\n\n[[cluster.hosts]]\nhost_id = "a"'},
+    ),
+    example(
+        "ART-T602",
+        "Sockets are what the setting is there to rule out.",
+        IB.replace("IB", "Socket"),
+        A,
+        change={"Socket": "IB"},
+    ),
+    example(
+        "ART-T603",
+        "`NCCL_NET` is compared letter by letter.",
+        IB.replace('"IB"', '"IB "'),
+        A,
+        change={'"IB "': '"IB"'},
+    ),
+    example(
+        "ART-T701",
+        "Experts across hosts are dispatched by HybridEP, whose endpoints meet by NIXL: never by plain "
+        "collectives.",
+        IB,
+        GPU_A,
+        GPU_B,
+        gpu_trainer("ep = 16", hosts="ab"),
+        change={IB: IB_AND_NIXL},
+    ),
+)
