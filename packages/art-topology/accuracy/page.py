@@ -98,6 +98,8 @@ def _worst(predictions: Sequence[Prediction]) -> str:
 
 
 def _seeds() -> list[str]:
+    small_s, large_s = seeds.trainer_seconds()
+    found = seeds.findings()
     lines = [
         "## What this project measured",
         "",
@@ -113,33 +115,59 @@ def _seeds() -> list[str]:
         "| | measured | predicted | error |",
         "|---|---:|---:|---:|",
     ]
-    for finding in seeds.findings():
+    for finding in found:
         assert finding.measured is not None
         measured, predicted = finding.form.format(finding.measured), finding.form.format(finding.predicted)
         lines.append(
             f"| {finding.what} | {measured} | {predicted} | {finding.predicted / finding.measured - 1:+.1%} |"
         )
+    lines += ["", *(f"- {finding.what}: {finding.why}" for finding in found if finding.why)]
     lines += [
         "",
         *_paragraphs(
             """
-            CP N with EP N was the most efficient layout at the least number of GPUs that hold a model. For
-            the same workload on H200, all layouts of powers of two that fit:
+            How many rows a step of these runs had is not known. The ratios for other numbers of rows:
             """
         ),
-        "| model | GPUs | layouts that fit | fastest | place of CP N/EP N | its speed over the fastest |",
-        "|---|---:|---:|---|---:|---:|",
+        "| rows of a step | CP8/EP8/DP2 over CP16/EP16 | over PP2/VPP3 |",
+        "|---:|---:|---:|",
+        *(f"| {rows} | {wide:.3f} | {piped:.3f} |" for rows, wide, piped in seeds.rows_matter()),
+        "| measured | 1.120 | 1.433 |",
+        "",
+        *_paragraphs(
+            f"""
+            Nor is it known how the service divided the model over its 8 GPUs. The table above uses TP1 with
+            DP8. A training step takes {small_s:.0f} s on 8 GPUs and {large_s:.0f} s on 16; to keep 0.964 of
+            the score, rollouts must take {small_s / (0.964 * 1.5):.0f} s. All divisions:
+            """
+        ),
+        "| TP | DP | engine step | rollouts of a step | score kept |",
+        "|---:|---:|---:|---:|---:|",
+        *(
+            f"| {found.tp} | {found.dp} | {found.decode_step_s * 1e3:.1f} ms | {found.rollout_s:.0f} s "
+            f"| {found.kept:.3f} |"
+            for found in seeds.service_matters()
+        ),
+        "",
+        *_paragraphs(
+            f"""
+            CP N with EP N was the most efficient layout at the least number of GPUs that hold a model. For
+            the same workload, all layouts of powers of two that need at most {seeds.FILL:.0%} of the memory
+            of a GPU (a dense model has no experts to divide, and its weights must be divided by TP):
+            """
+        ),
+        "| model | machine | GPUs | layouts that fit | fastest | place of CP N/EP N | its speed |",
+        "|---|---|---:|---:|---|---:|---:|",
     ]
     for found in seeds.minima():
         if not found.candidates:
-            lines.append(f"| {found.model} | {found.gpus} | 0 | | | |")
+            lines.append(f"| {found.model} | {found.machine} | {found.gpus} | 0 | | | |")
             continue
         best, place = found.candidates[0], found.place
-        share = (
-            f"{found.candidates[place - 1].tokens_per_s / best.tokens_per_s:.3f}" if place else "does not fit"
-        )
+        speed = found.candidates[place - 1].tokens_per_s if place else None
+        share = f"{speed / best.tokens_per_s:.3f}" if speed else "does not fit"
         lines.append(
-            f"| {found.model} | {found.gpus} | {len(found.candidates)} | {best.name} "
+            f"| {found.model} | {found.machine} | {found.gpus} | {len(found.candidates)} | {best.name} "
             f"| {place or ''} | {share} |"
         )
     return [*lines, ""]
