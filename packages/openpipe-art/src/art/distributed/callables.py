@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from art.distributed.errors import CallableError
+from art.user_code import place
 
 type AsyncFunction = Callable[..., Awaitable[Any]]
 
@@ -63,7 +64,11 @@ class InstalledAsyncCallable(msgspec.Struct, frozen=True):
         if "." in shown:
             raise CallableError(f"{shown} is a method. {_RULE}")
         if not inspect.iscoroutinefunction(function):
-            raise CallableError(f"{shown} is not an async function. {_RULE}")
+            code = function.__code__
+            raise CallableError(
+                f"{shown} is not an async function: write `async def {shown}(...)`, and `await` before what "
+                f"it waits for ({place(code.co_filename, code.co_firstlineno)}). {_RULE}"
+            )
         module = sys.modules.get(function.__module__)
         if module is None or getattr(module, function.__name__, None) is not function:
             raise CallableError(
