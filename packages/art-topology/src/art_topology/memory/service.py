@@ -156,8 +156,8 @@ def _activations(
     return MemoryPart(
         name="activations",
         bytes=round(max(batch, logits)),
-        why=f"the larger of {tokens:,} tokens * ({width:,} + {copies:g} * {model.hidden_size:,}) * {size} bytes "
-        f"and {max_num_seqs} requests * {model.vocab_size:,} * {8 + size} bytes of logits",
+        why=f"the larger of {tokens:,} tokens * ({width:,} + {copies:g} * {model.hidden_size:,}) * {size} "
+        f"bytes and {max_num_seqs} requests * {model.vocab_size:,} * {8 + size} bytes of logits",
     )
 
 

@@ -9,8 +9,13 @@ from art_topology.models.description import AttentionShape
 from art_topology.models.fields import Fields
 from art_topology.models.linear import GatedDeltaNetShape
 
-_FULL = ("full_attention", "attention", "global_attention", "indexed_attention")
-_COMPRESSED = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+_FULL = ("full_attention", "attention", "global_attention", "indexed_attention", "deepseek_sparse_attention")
+_COMPRESSED = {
+    0: "sliding_attention",
+    1: "sliding_attention",
+    4: "compressed_sparse_attention",
+    128: "heavily_compressed_attention",
+}
 _LAYER_TYPES = "the kind of attention of each layer"
 
 
@@ -33,29 +38,31 @@ def _grouped(
     fields: Fields, convention: Convention, hidden_size: int, layers: int
 ) -> tuple[AttentionShape, ...]:
     kinds = _kinds(fields, convention, layers)
-    window = None
-    if "sliding_attention" in kinds:
-        window = fields.count("sliding_window", "tokens that layers with a window attend to")
-    full = _grouped_shape(fields, convention, hidden_size)
-    local = msgspec.structs.replace(full, window=window)
-    full = _without_window(fields, convention, full, windowed=window is not None)
     linear = _linear(fields, hidden_size) if "linear_attention" in kinds else None
     shared_from = layers - fields.count(
         "num_kv_shared_layers", "last layers that use the keys and values of earlier ones", 0, least=0
     )
-    if shared_from < 1 and layers > 0 and fields.has("num_kv_shared_layers"):
+    if shared_from < 1 and fields.has("num_kv_shared_layers"):
         fields.problem(
             f"num_kv_shared_layers leaves {shared_from} of num_hidden_layers = {layers} with keys of their "
             "own; at least 1 must have them"
         )
     found: list[AttentionShape] = []
-    for index, kind in enumerate(kinds):
+    for index, (kind, override) in enumerate(zip(kinds, fields.overrides(layers), strict=True)):
         if kind == "linear_attention" and linear is not None:
             found.append(linear)
             continue
-        shape = local if kind == "sliding_attention" else full
+        shape = _softmax(fields.of_layer(override), convention, hidden_size, kind, mixed=len(set(kinds)) > 1)
         found.append(msgspec.structs.replace(shape, shares_kv=index >= shared_from))
-    return (*found, full)
+    return (*found, _softmax(fields, convention, hidden_size, "full_attention", mixed=len(set(kinds)) > 1))
+
+
+def _softmax(fields: Fields, convention: Convention, hidden_size: int, kind: str, mixed: bool) -> GqaShape:
+    shape = _grouped_shape(fields, convention, hidden_size)
+    if kind == "sliding_attention":
+        window = fields.count("sliding_window", "tokens that layers with a window attend to")
+        return msgspec.structs.replace(shape, window=window)
+    return _without_window(fields, convention, shape, mixed)
 
 
 def _grouped_shape(fields: Fields, convention: Convention, hidden_size: int) -> GqaShape:
@@ -103,28 +110,27 @@ def _grouped_shape(fields: Fields, convention: Convention, hidden_size: int) -> 
     )
 
 
-def _without_window(fields: Fields, convention: Convention, shape: GqaShape, windowed: bool) -> GqaShape:
-    """Layers that attend to everything may have heads of their own (Gemma 4)."""
-    if not windowed and convention.global_head_dim is None:
+def _without_window(fields: Fields, convention: Convention, shape: GqaShape, mixed: bool) -> GqaShape:
+    """Layers that attend to everything may have heads of their own beside layers with a window (Gemma 4)."""
+    if not mixed and convention.global_head_dim is None:
         return shape
     value_is_key = fields.flag("attention_k_eq_v", "values are the keys in layers without a window", False)
-    head_dim = fields.count(
-        "global_head_dim",
-        "features of a head in layers without a window",
-        convention.global_head_dim or shape.head_dim,
-    )
-    kv_heads = shape.kv_heads
-    if value_is_key:
-        kv_heads = fields.count(
-            "num_global_key_value_heads",
-            "heads of keys and values in layers without a window",
-            shape.kv_heads,
+    head_dim, kv_heads = shape.head_dim, shape.kv_heads
+    if not fields.has("per_layer_config"):
+        head_dim = fields.count(
+            "global_head_dim",
+            "features of a head in layers without a window",
+            convention.global_head_dim or head_dim,
         )
-        if shape.query_heads % kv_heads:
-            fields.problem(
-                f"num_attention_heads = {shape.query_heads} is not a multiple of "
-                f"num_global_key_value_heads = {kv_heads}: queries share keys in equal groups"
-            )
+    if value_is_key and not fields.has("per_layer_config"):
+        kv_heads = fields.count(
+            "num_global_key_value_heads", "heads of keys and values in layers without a window", kv_heads
+        )
+    if shape.query_heads % kv_heads:
+        fields.problem(
+            f"num_attention_heads = {shape.query_heads} is not a multiple of "
+            f"num_global_key_value_heads = {kv_heads}: queries share keys in equal groups"
+        )
     return msgspec.structs.replace(
         shape, head_dim=head_dim, value_dim=head_dim, kv_heads=kv_heads, value_is_key=value_is_key
     )
@@ -188,6 +194,8 @@ def _linear(fields: Fields, hidden_size: int) -> GatedDeltaNetShape:
 
 
 def _latent(fields: Fields, hidden_size: int, layers: int) -> tuple[AttentionShape, ...]:
+    for kind in sorted(set(fields.words("layer_types", _LAYER_TYPES, layers) or ()) - set(_FULL)):
+        fields.problem(f"layer_types names {kind!r} beside latent attention (kv_lora_rank); known: {_FULL}")
     query_rank = fields.maybe_count("q_lora_rank", "features of the queries' latent")
     shape = MlaShape(
         hidden_size=hidden_size,
@@ -195,7 +203,7 @@ def _latent(fields: Fields, hidden_size: int, layers: int) -> tuple[AttentionSha
         query_rank=query_rank,
         kv_rank=fields.count("kv_lora_rank", "features of the latent of keys and values"),
         nope_dim=fields.count("qk_nope_head_dim", "features of a head without position"),
-        rope_dim=fields.count("qk_rope_head_dim", "features of a head with position"),
+        rope_dim=fields.count("qk_rope_head_dim", "features of a head with position", least=0),
         value_dim=fields.count("v_head_dim", "features of a value head"),
         bias=fields.flag("attention_bias", "the projections of attention add a bias", default=False),
     )
@@ -278,7 +286,9 @@ def _compressed_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
         if len(ratios) < layers:
             fields.problem(f"compress_ratios has {len(ratios)} entries for num_hidden_layers = {layers}")
         for ratio in sorted(set(ratios) - set(_COMPRESSED)):
-            fields.problem(f"compress_ratios has {ratio}; known are 0 (none), 4 (sparse) and 128 (heavy)")
+            fields.problem(
+                f"compress_ratios has {ratio}; known are 0 and 1 (none), 4 (sparse) and 128 (heavy)"
+            )
         kinds = tuple(_COMPRESSED.get(ratio, "sliding_attention") for ratio in ratios[:layers])
     if kinds is None:
         fields.problem("layer_types (or compress_ratios) is missing: which layers compress keys, and how")

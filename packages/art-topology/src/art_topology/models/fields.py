@@ -20,6 +20,9 @@ class ModelConfigError(ValueError):
         self.problems = tuple(problems)
 
 
+_PER_LAYER = {"head_dim", "num_key_value_heads", "num_attention_heads", "sliding_window", "intermediate_size"}
+
+
 class Fields:
     """The fields of one configuration. A field that is null counts as absent.
 
@@ -102,6 +105,29 @@ class Fields:
             self.problem(f"{self._found(names)} is {value!r}, not a list of whole numbers: {meaning}")
             return ()
         return tuple(value)
+
+    def overrides(self, length: int) -> tuple[dict[str, Any], ...]:
+        """``per_layer_config``: for each layer the fields that it reads instead."""
+        raw = self.raw("per_layer_config")
+        if raw is None:
+            return ({},) * length
+        if not isinstance(raw, dict) or not all(isinstance(value, dict) for value in raw.values()):
+            self.problem(
+                "per_layer_config is not an object of objects: fields that single layers read instead"
+            )
+            return ({},) * length
+        chosen = {str(key): value for key, value in raw.items()}
+        for key in sorted(set(chosen) - {str(index) for index in range(length)}):
+            self.problem(f"per_layer_config names layer {key!r} of {length} layers (num_hidden_layers)")
+        for name in sorted({name for value in chosen.values() for name in value} - _PER_LAYER):
+            self.problem(f"per_layer_config sets {name!r}; known for single layers: {sorted(_PER_LAYER)}")
+        return tuple(chosen.get(str(index), {}) for index in range(length))
+
+    def of_layer(self, override: Mapping[str, Any]) -> "Fields":
+        """The fields as one layer reads them; problems and assumptions are collected here."""
+        view = Fields({**self._values, **override})
+        view._problems, view._assumptions = self._problems, self._assumptions
+        return view
 
     def problem(self, sentence: str) -> None:
         """Records why the configuration cannot be planned."""

@@ -102,8 +102,9 @@ def _dense_sizes(fields: Fields, layers: int) -> tuple[int, ...]:
             return (1,) * layers
         return sizes[:layers]
     size = fields.count("intermediate_size", "features inside a feed-forward layer without experts")
+    overridden = [override.get("intermediate_size", size) for override in fields.overrides(layers)]
     if not fields.flag("use_double_wide_mlp", "layers with shared keys are twice as wide", default=False):
-        return (size,) * layers
+        return tuple(overridden)
     shared = fields.count("num_kv_shared_layers", "last layers that use earlier keys and values", 0, least=0)
     first = layers - shared
-    return tuple(2 * size if i >= first > 0 else size for i in range(layers))
+    return tuple(2 * size if i >= first > 0 else size for i, size in enumerate(overridden))
