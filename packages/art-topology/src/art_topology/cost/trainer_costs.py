@@ -13,7 +13,7 @@ import msgspec
 from art_topology.cost.arithmetic import processor
 from art_topology.cost.calibration import Calibration
 from art_topology.cost.communication import Group, network, place
-from art_topology.cost.layers import KINDS, Division, LayerCosts
+from art_topology.cost.layers import KINDS, Division, LayerCosts, Times
 from art_topology.cost.pipeline import bubble_s, slack
 from art_topology.cost.row import mean_row
 from art_topology.cost.states import (
@@ -38,16 +38,18 @@ class RowTime(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one row on a layout without its data parallelism.
 
     Args:
-        forward: Seconds by kind on the slowest pipeline rank.
-        backward: Likewise, without what is computed again.
-        recompute_s: What is computed again on that rank.
-        copies_s: Offload's copies of that rank.
-        stage_s: All of it, for each pipeline rank.
+        slowest: The pipeline rank that takes longest.
+        forward_s: Its forward pass, in seconds.
+        backward_s: Its backward pass, without what is computed again.
+        recompute_s: What it computes again.
+        copies_s: Offload's copies of that rank, beside its work.
+        stage_s: Work or copies of each pipeline rank, whichever takes longer.
         held: Weights of the rank that holds most.
     """
 
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
+    slowest: int
+    forward_s: float
+    backward_s: float
     recompute_s: float
     copies_s: float
     stage_s: tuple[float, ...]
@@ -56,7 +58,33 @@ class RowTime(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def compute_s(self) -> float:
         """Everything on the slowest rank but copies."""
-        return sum(self.forward) + sum(self.backward) + self.recompute_s
+        return self.forward_s + self.backward_s + self.recompute_s
+
+
+class StageContents(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pipeline rank holds.
+
+    Args:
+        counts: Layers of each shape, by the shape's number.
+        again: Those of them that are computed again with full recomputation.
+        embedding: Whether it embeds the tokens.
+        loss: Whether it computes logits and loss.
+        layers: All its layers.
+    """
+
+    counts: tuple[tuple[int, int], ...]
+    again: tuple[tuple[int, int], ...]
+    embedding: bool
+    loss: bool
+    layers: int
+
+
+class _Sums(msgspec.Struct, frozen=True):
+    """Seconds of a layer, or of an end: forward, backward, the core of attention."""
+
+    forward_s: float
+    backward_s: float
+    core_s: float
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,79 +139,111 @@ class TrainerCosts:
         self._numbers = tuple(numbers[shape] for shape in model.layers)
         self._mtp_numbers = tuple(numbers[shape] for shape in model.mtp_layers)
         self._held: dict[Division, tuple[list[Held], Held, Held]] = {}
+        self._sums: dict[Division, tuple[list[_Sums], _Sums, _Sums]] = {}
 
     def with_savings(self, recompute: Recompute, offload: tuple[Offload, ...]) -> "TrainerCosts":
         """The same with other recomputation and offload; what was computed of layers is shared."""
         other = copy(self)
-        other.workload = msgspec.structs.replace(self.workload, recompute=recompute, offload=offload)
+        other.workload = with_savings(self.workload, recompute, offload)
         return other
 
-    def row_time(self, division: Division, stages: StageLayout) -> RowTime:
+    def contents(self, stages: StageLayout) -> tuple[StageContents, ...]:
+        """What each pipeline rank holds."""
+        return tuple(self._contents(stages, pp_rank) for pp_rank in range(stages.pp))
+
+    def row_time(self, division: Division, contents: tuple[StageContents, ...]) -> RowTime:
         """One row on stages of ranks that are divided so."""
-        times = [self.layers.layer(shape, division) for shape in self.shapes]
-        embedding, head = self.layers.ends(division)
+        sums, embedding, head = self._sums_of(division)
         held, held_embedding, held_head = self._held_of(division)
-        best: tuple[float, tuple[float, ...], tuple[float, ...], float, float] | None = None
-        stage_s, most = [], Held()
-        for pp_rank in range(stages.pp):
-            counts, has_embedding, has_head, again = self._contents(stages, pp_rank)
-            forward, backward = [0.0] * len(KINDS), [0.0] * len(KINDS)
-            mine, recompute_s = Held(), 0.0
-            for number, count in counts.items():
-                time = times[number]
-                for kind in range(len(KINDS)):
-                    forward[kind] += count * time.forward[kind]
-                    backward[kind] += count * time.backward[kind]
-                mine = mine.plus(held[number], count)
-                if self.workload.recompute == "selective":
-                    recompute_s += count * time.core_s
-                elif self.workload.recompute == "full":
-                    recompute_s += again.get(number, 0) * time.forward_s
-            for present, time, weights in (
-                (has_embedding, embedding, held_embedding),
-                (has_head, head, held_head),
+        recompute, copies = self.workload.recompute, bool(self.workload.offload)
+        best = (-1.0, 0, 0.0, 0.0, 0.0, 0.0)
+        stage_s, most, most_total = [], Held(), -1.0
+        for pp_rank, stage in enumerate(contents):
+            forward = backward = again = total = 0.0
+            for number, count in stage.counts:
+                shape = sums[number]
+                forward += count * shape.forward_s
+                backward += count * shape.backward_s
+                total += count * held[number].total
+                if recompute == "selective":
+                    again += count * shape.core_s
+            if recompute == "full":
+                again = sum(count * sums[number].forward_s for number, count in stage.again)
+            for present, end, weights in (
+                (stage.embedding, embedding, held_embedding),
+                (stage.loss, head, held_head),
             ):
                 if present:
-                    forward = [a + b for a, b in zip(forward, time.forward, strict=True)]
-                    backward = [a + b for a, b in zip(backward, time.backward, strict=True)]
-                    mine = mine.plus(weights)
-            copies_s = self._copies_s(mine, sum(counts.values()), division)
-            compute_s = sum(forward) + sum(backward) + recompute_s
-            total_s = max(compute_s, copies_s)
-            stage_s.append(total_s)
-            if mine.total > most.total:
-                most = mine
-            if best is None or total_s > best[0]:
-                best = (total_s, tuple(forward), tuple(backward), recompute_s, copies_s)
-        assert best is not None
+                    forward += end.forward_s
+                    backward += end.backward_s
+                    total += weights.total
+            copies_s = self._copies_s(total, stage.layers, division) if copies else 0.0
+            paced_s = max(forward + backward + again, copies_s)
+            stage_s.append(paced_s)
+            if paced_s > best[0]:
+                best = (paced_s, pp_rank, forward, backward, again, copies_s)
+            if total > most_total:
+                most, most_total = self._held_by(stage, division), total
         return RowTime(
-            forward=best[1],
-            backward=best[2],
-            recompute_s=best[3],
-            copies_s=best[4],
+            slowest=best[1],
+            forward_s=best[2],
+            backward_s=best[3],
+            recompute_s=best[4],
+            copies_s=best[5],
             stage_s=tuple(stage_s),
             held=most,
         )
 
-    def _contents(
-        self, stages: StageLayout, pp_rank: int
-    ) -> tuple[dict[int, int], bool, bool, dict[int, int]]:
-        """How many layers of each shape a rank holds, whether embedding and head, and how many layers of each
-        shape it computes again with full recomputation."""
+    def kinds(self, division: Division, stage: StageContents) -> tuple[Times, Times]:
+        """Forward and backward seconds of one row on one pipeline rank, for each of
+        :data:`~art_topology.cost.layers.KINDS`."""
+        times = [(self.layers.layer(self.shapes[number], division), count) for number, count in stage.counts]
+        embedding, head = self.layers.ends(division)
+        times += [(embedding, 1)] if stage.embedding else []
+        times += [(head, 1)] if stage.loss else []
+        forward = [sum(count * time.forward[kind] for time, count in times) for kind in range(len(KINDS))]
+        backward = [sum(count * time.backward[kind] for time, count in times) for kind in range(len(KINDS))]
+        return tuple(forward), tuple(backward)
+
+    def _contents(self, stages: StageLayout, pp_rank: int) -> StageContents:
         counts: dict[int, int] = {}
         again: dict[int, int] = {}
         limit = self.workload.recompute_layers
-        for stage in stages.stages[pp_rank]:
-            for place_, layer in enumerate(stage.layers):
+        row = stages.stages[pp_rank]
+        for stage in row:
+            for index, layer in enumerate(stage.layers):
                 number = self._numbers[layer]
                 counts[number] = counts.get(number, 0) + 1
-                if limit is None or place_ < limit:
+                if limit is None or index < limit:
                     again[number] = again.get(number, 0) + 1
-            for number in self._mtp_numbers[: stage.mtp_layers]:
+            for number in self._mtp_numbers[:1] * stage.mtp_layers:
                 counts[number] = counts.get(number, 0) + 1
                 again[number] = again.get(number, 0) + 1
-        row = stages.stages[pp_rank]
-        return counts, any(s.embedding for s in row), any(s.loss for s in row), again
+        return StageContents(
+            counts=tuple(counts.items()),
+            again=tuple(again.items()),
+            embedding=any(stage.embedding for stage in row),
+            loss=any(stage.loss for stage in row),
+            layers=sum(counts.values()),
+        )
+
+    def _sums_of(self, division: Division) -> tuple[list[_Sums], _Sums, _Sums]:
+        found = self._sums.get(division)
+        if found is None:
+            ends = self.layers.ends(division)
+            layers = [self.layers.layer(shape, division) for shape in self.shapes]
+            sums = [_Sums(time.forward_s, time.backward_s, time.core_s) for time in (*layers, *ends)]
+            found = self._sums[division] = (sums[:-2], sums[-2], sums[-1])
+        return found
+
+    def _held_by(self, stage: StageContents, division: Division) -> Held:
+        held, held_embedding, held_head = self._held_of(division)
+        total = Held()
+        for number, count in stage.counts:
+            total = total.plus(held[number], count)
+        if stage.embedding:
+            total = total.plus(held_embedding)
+        return total.plus(held_head) if stage.loss else total
 
     def _held_of(self, division: Division) -> tuple[list[Held], Held, Held]:
         found = self._held.get(division)
@@ -195,11 +255,11 @@ class TrainerCosts:
             )
         return found
 
-    def _copies_s(self, held: Held, layers: int, division: Division) -> float:
+    def _copies_s(self, held: float, layers: int, division: Division) -> float:
         """Offload's copies for one row: weights in once for each pass; inputs of layers out and in again."""
         offload, moved = self.workload.offload, 0.0
         if "weights" in offload:
-            moved += (3 if self.workload.recompute == "full" else 2) * held.total * self.device.dtype_bytes
+            moved += (3 if self.workload.recompute == "full" else 2) * held * self.device.dtype_bytes
         if "activations" in offload:
             tokens = self.row.tokens / division.cp / division.tp
             moved += layers * tokens * self.model.hidden_size * self.device.dtype_bytes
@@ -208,7 +268,7 @@ class TrainerCosts:
     def step_time(self, layout: RankLayout, stages: StageLayout) -> StepTime:
         """One step on a layout."""
         division = Division(layout.tp, layout.cp, layout.ep, layout.etp)
-        return self.step_of_rows(layout, stages.vpp, self.row_time(division, stages))
+        return self.step_of_rows(layout, stages.vpp, self.row_time(division, self.contents(stages)))
 
     def step_of_rows(self, layout: RankLayout, vpp: int, row: RowTime) -> StepTime:
         """One step on a layout, of rows whose times are known."""
@@ -230,7 +290,7 @@ class TrainerCosts:
             copies_exposed_s=max(0.0, row.copies_s - row.compute_s),
             reduce_s=reduce_s,
             gather_s=gather_s,
-            hidden_s=min(hideable, sum(row.backward)),
+            hidden_s=min(hideable, row.backward_s),
             optimizer_s=optimizer_s,
         )
 
@@ -266,6 +326,13 @@ class TrainerCosts:
                 adapters += 2 * matrix.active * rank * (matrix.inputs + matrix.outputs)
         passes = 3 if self.workload.lora_rank is None else 2
         return passes * total - (passes - 1) * frozen + 3 * adapters + core
+
+
+def with_savings(workload: WorkloadSpec, recompute: Recompute, offload: tuple[Offload, ...]) -> WorkloadSpec:
+    """The workload with other recomputation and offload. How many layers are recomputed is kept only where
+    that is what the workload says of full recomputation."""
+    layers = workload.recompute_layers if recompute == workload.recompute == "full" else None
+    return msgspec.structs.replace(workload, recompute=recompute, offload=offload, recompute_layers=layers)
 
 
 def coupled_rows(layout: RankLayout) -> int:

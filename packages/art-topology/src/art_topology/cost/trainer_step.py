@@ -63,7 +63,7 @@ def trainer_step_cost(
 def explained(costs: TrainerCosts, layout: RankLayout, stages: StageLayout) -> StepCost:
     """The same from costs that are there already."""
     time = costs.step_time(layout, stages)
-    parts = [*_kind_parts(costs, layout, time), *_pipeline_parts(costs, layout, stages, time)]
+    parts = [*_kind_parts(costs, layout, stages, time), *_pipeline_parts(costs, layout, stages, time)]
     parts += _once_parts(costs, layout, time)
     return StepCost(
         parts=tuple(part for part in parts if part.total_s > 0),
@@ -77,13 +77,16 @@ def explained(costs: TrainerCosts, layout: RankLayout, stages: StageLayout) -> S
     )
 
 
-def _kind_parts(costs: TrainerCosts, layout: RankLayout, time: StepTime) -> list[CostPart]:
+def _kind_parts(
+    costs: TrainerCosts, layout: RankLayout, stages: StageLayout, time: StepTime
+) -> list[CostPart]:
     reasons = _reasons(costs, layout)
     plural = "s" if time.rows > 1 else ""
     per = f"{time.rows} row{plural} of {costs.row.tokens:,.0f} tokens on the slowest stage"
     parts = []
-    for number, kind in enumerate(KINDS):
-        ahead, back = time.row.forward[number], time.row.backward[number]
+    division = Division(layout.tp, layout.cp, layout.ep, layout.etp)
+    forward, backward = costs.kinds(division, costs.contents(stages)[time.row.slowest])
+    for kind, ahead, back in zip(KINDS, forward, backward, strict=True):
         why = f"{per}, each {_ms(ahead)} forward and {_ms(back)} backward: {reasons[kind]}"
         parts.append(CostPart(name=_NAMES[kind], total_s=time.rows * (ahead + back), why=why))
     what = {"selective": "the core of attention", "full": "the forward pass of whole layers"}
@@ -170,8 +173,8 @@ def _pipeline_parts(
             name="unequal rows",
             total_s=time.slack_s,
             why=f"work of a row varies by {costs.calibration.row_variation:.0%}: the longest of "
-            f"{layout.pp * coupled} rows in stages and expert groups that wait for each other, the fullest of "
-            f"{layout.dp // coupled} others with {time.rows} rows",
+            f"{layout.pp * coupled} rows in stages and expert groups that wait for each other, the "
+            f"fullest of {layout.dp // coupled} others with {time.rows} rows",
         ),
         CostPart(
             name="pipeline sends",
