@@ -23,6 +23,13 @@ from art.reporting.run_folder import (
     unfinished_bytes,
 )
 
+_SHORT = {
+    "running": "running",
+    "interrupted": "stopped",
+    "failed": "failed",
+    "killed": "ended without a word",
+}
+
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """How a run stands.
@@ -91,6 +98,11 @@ def kept_steps(folder: Path, steps: Sequence[StepLine]) -> int | None:
         return resume_point(steps, newest_generation(folder)).steps_done or None
     except ConfigError:
         return None
+
+
+def in_short(state: RunState) -> str:
+    """How it ended, or that it goes on, without the place."""
+    return headline(state) if state.state == "finished" else _SHORT[state.state]
 
 
 def headline(state: RunState) -> str:

@@ -24,6 +24,7 @@ from art.reporting.run_folder import (
     RUN,
     TRAJECTORIES,
     ExchangeLine,
+    Stop,
     TrajectoryLine,
     append_lines,
     step_file,
@@ -340,7 +341,7 @@ def test_a_demo_run_stays_below_a_megabyte(run_of: Callable[..., Path]) -> None:
     assert write_report(run_of(25)).stat().st_size < 1_000_000
 
 
-def test_a_thousand_steps_and_ten_thousand_long_rollouts_stay_below_eight_megabytes(maker: Any) -> None:
+def test_a_thousand_steps_and_ten_thousand_long_rollouts_stay_below_five_megabytes(maker: Any) -> None:
     maker.describe()
     words = tuple(f" word{index}" for index in range(300))
     exchange = ExchangeLine(prompt="p" * 900, tokens=words, logprobs=(-1.23456,) * 300, versions=(0,) * 300)
@@ -354,8 +355,31 @@ def test_a_thousand_steps_and_ten_thousand_long_rollouts_stay_below_eight_megaby
         append_lines(maker.folder / METRICS, [metrics])
         step_file(maker.folder, step).write_bytes(written)
     page = write_report(maker.folder)
-    assert page.stat().st_size < 8_000_000
+    assert page.stat().st_size < 5_000_000
     data = Parsed(page.read_text(encoding="utf-8")).data()
     assert len(data["steps"]["reward"]) == len(data["summaries"]) == 1000
     assert data["counts"]["total"] == data["counts"]["tokens_kept"] == 10_000
     assert data["counts"]["shown"] == len(rows(data)) >= 1000
+
+
+def test_three_hundred_steps_of_64_rollouts_stay_below_five_megabytes(maker: Any) -> None:
+    folder = maker.run(300, groups=8, samples=8, with_tokens=8)
+    page = write_report(folder)
+    assert page.stat().st_size < 5_000_000
+    counts = Parsed(page.read_text(encoding="utf-8")).data()["counts"]
+    assert counts["total"] == 300 * 64 + 2 * 32
+    assert 10_000 < counts["shown"] < counts["total"], "what is left out is told by the page's script"
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_how_a_run_ended_is_text(maker: Any, hostile: str) -> None:
+    maker.describe(
+        finished=False,
+        stop=Stop(reason="failed", doing=f"step 1, {hostile}", kind="Error", message=f"a {hostile} z"),
+        resume_command=f"my {hostile}",
+    )
+    page = page_of(maker.folder)
+    assert [tag for tag, _ in page.elements if tag in ("img", "b")] == []
+    assert len(page.scripts()) == 2
+    assert "Failed in step 1" in page.all_text()
+    assert "No step is on disk to go on from" in page.all_text()

@@ -21,7 +21,7 @@ from art.reporting.page.figures import Figure, day, key_figures
 from art.reporting.page.load import TRAINING, PageError, Run, load_run
 from art.reporting.page.samples import Samples, choose_samples
 from art.reporting.run_folder import REPORT
-from art.reporting.run_state import RunState, advice, headline, unfinished_text
+from art.reporting.run_state import RunState, advice, headline, in_short, unfinished_text
 
 _STYLES = ("page.css",)
 _SCRIPTS = ("format.js", "plot.js", "plots.js", "tokens.js", "trajectories.js", "page.js")
@@ -67,7 +67,7 @@ def render(run: Run, samples: Samples) -> bytes:
             "model": _text(description.model),
             "version": _text(description.art_version),
             "started": _text(day(description.started_unix_s)),
-            "state": _text(headline(run.state)),
+            "state": _text(in_short(run.state)),
             "ending": _ending(run.state),
             "figures": "".join(map(_figure, key_figures(run))),
             "settings": _settings(description.settings),

@@ -15,10 +15,10 @@ import msgspec
 
 from art.reporting.page.load import Exchange, Rollout, TrajectoryFile, read_rollouts
 
-PAGE_BUDGET = 5_000_000
+PAGE_BUDGET = 3_500_000
 """Bytes of JSON that all shown trajectories may take, about."""
 
-LEAST_PER_FILE = 4_000
+LEAST_PER_FILE = 3_500
 """Bytes that each shown file gets; without room for all files, evenly spaced ones are shown."""
 
 

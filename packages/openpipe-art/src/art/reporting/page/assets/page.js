@@ -28,9 +28,9 @@ function build() {
       element("p", { class: "intro" }, "Point at a plot, or walk through it with the arrow keys: all of them show the same step. Double-click or Enter opens its trajectories."),
       grid));
   } else {
-    main.append(element("p", { class: "notice" }, "No step of this run is finished yet."), ...(data.phases.length ? [element("div", { class: "plots" }, timeByPart({ ...data, steps: { step: [] } }).figure)] : []));
+    main.append(element("p", { class: "notice" }, "No step of this run is finished."), ...(data.phases.length ? [element("div", { class: "plots" }, timeByPart({ ...data, steps: { step: [] } }).figure)] : []));
   }
-  main.append(trajectories.root);
+  if (data.sets.length || data.steps.step?.length) main.append(trajectories.root);
   if (data.steps.step?.length) main.append(numbersTable(data.steps));
 }
 

@@ -102,7 +102,7 @@ function legends(largest) {
   const key = (name, label) => element("span", { class: "key" }, element("span", { class: `token ${name}` }, "\u2002\u2002"), label);
   const [far, near] = [largest * ADVANTAGE_LEVELS[2], largest * ADVANTAGE_LEVELS[0]];
   return [
-    element("p", { class: "keys for-logprob" }, element("span", {}, "probability of the token when it was sampled (log-prob)"),
+    element("p", { class: "keys for-logprob" }, element("span", {}, "probability when sampled (log-prob)"),
       ...LEVELS.map((least, index) => key(`l${index}`, least
         ? `\u2265 ${least * 100} % (${index ? Math.log(least).toFixed(1).replace("-", "\u2212") : "\u22120.1"})` : "< 0.1 %"))),
     element("p", { class: "keys for-advantage" }, element("span", {}, "advantage of the rollout in its group"),

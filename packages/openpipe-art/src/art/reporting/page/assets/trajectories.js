@@ -34,7 +34,7 @@ class Trajectories {
   account() {
     const { total, shown, tokens_kept: kept, tokens_shown: withTokens, files } = this.data.counts;
     if (!total) return "The run kept no trajectories.";
-    const parts = [shown === total ? `All ${whole.format(total)} trajectories of the run are here` : `${whole.format(shown)} of the run\u2019s ${whole.format(total)} trajectories are here, taken from each group in turn`];
+    const parts = [shown === total ? `All ${whole.format(total)} trajectories of the run are here` : `${whole.format(shown)} of the run\u2019s ${whole.format(total)} trajectories are here, taken from each group in turn; ${whole.format(total - shown)} are left out, to keep the page small`];
     if (this.data.sets.length < files) parts.push(`of ${whole.format(this.data.sets.length)} of ${whole.format(files)} steps and evaluations`);
     if (!kept) parts.push("the run kept no tokens");
     else if (withTokens < kept) parts.push(`${whole.format(withTokens)} of them with tokens, which the run kept of ${whole.format(kept)}`);
