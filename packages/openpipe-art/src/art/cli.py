@@ -120,11 +120,12 @@ def _place_problem() -> str | None:
         os.getcwd()
     except OSError:
         return "the current folder does not exist any more; change to another"
+    no_home = "the user has no home folder here; say where it is: export HOME=/some/folder"
     try:
         Path.home()
     except RuntimeError:
-        return "the user has no home folder here; say where it is: export HOME=/some/folder"
-    return None
+        return no_home
+    return no_home if os.environ.get("HOME") == "" else None
 
 
 def _parser(given: "Sequence[str]") -> "argparse.ArgumentParser":

@@ -79,3 +79,12 @@ def test_where_workers_look_is_looked_at_by_default(tmp_path, monkeypatch):
     assert str(tmp_path / "there" / "random.py") in shadows_check().found
     (tmp_path / "here" / "json.py").write_text("")
     assert str(tmp_path / "here" / "json.py") in shadows_check().found
+
+
+def test_links_that_lead_nowhere_do_not_matter(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nothing").symlink_to("nowhere")
+    (tmp_path / "json").symlink_to(tmp_path / "nowhere")
+    assert shadows_check([tmp_path]).state is State.OK
+    assert shadows_check([tmp_path / "loop"]).state is State.OK
+    assert shadows_check([tmp_path / "none"]).state is State.OK

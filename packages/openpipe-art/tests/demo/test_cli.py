@@ -17,6 +17,7 @@ import pytest
 
 import art
 from art import cli
+from art.checks import machine
 from art.checks.packages import install_command
 from art.checks.results import warned
 from art.demo import command
@@ -187,8 +188,7 @@ def test_a_resumed_run_can_take_more_steps_than_it_was_started_for(tmp_path: Pat
     assert settings == Settings(steps=9, seed=3, run_dir=run, resume=True)
 
 
-@pytest.mark.parametrize("finished", [False, True])
-@pytest.mark.parametrize("steps", [1, 4, 6])
+@pytest.mark.parametrize(("finished", "steps"), [(False, 1), (False, 4), (False, 6), (True, 4), (True, 7)])
 def test_a_resumed_run_cannot_take_fewer_steps(tmp_path: Path, finished: bool, steps: int) -> None:
     run = taken(stopped_run(tmp_path / "run", steps=7), 4)
     if finished:
@@ -409,6 +409,39 @@ def test_a_user_without_a_home_is_told(
     assert cli.run(["doctor"]) == 1
     told = "art doctor: the user has no home folder here; say where it is: export HOME=/some/folder\n"
     assert capsys.readouterr().err == told
+    monkeypatch.undo()
+    monkeypatch.setenv("HOME", "")
+    assert cli.run(["doctor"]) == 1
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize(
+    "place", ["file", "link", "loop", "loop/x", "file/x", "x" * 300, "/proc/x", "read-only/x"]
+)
+@pytest.mark.parametrize("option", ["--run-dir", "--model", "--resume"])
+def test_odd_places_are_refused_in_a_line_and_nothing_is_made(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    place: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "read-only").mkdir()
+    monkeypatch.setattr(
+        machine, "writable", lambda folder: folder.name != "read-only" and os.access(folder, 7)
+    )
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError) as caught:
+        command._check(command._settings(options(option, place)))
+    told = str(caught.value)
+    assert "Errno" not in told
+    what = {"--run-dir": "run", "--model": "model", "--resume": "is no run's folder"}[option]
+    assert [line for line in told.splitlines() if what in line]
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("columns", ["1", "20", "nonsense"])

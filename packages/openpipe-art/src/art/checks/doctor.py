@@ -114,8 +114,10 @@ def _write_stale(entries: tuple[StaleEntry, ...], out: TextIO) -> None:
 
 
 def _freed(entries: Sequence[StaleEntry]) -> str:
-    least = "" if all(entry.whole for entry in entries) else "at least "
-    return f"{least}{disk_size(sum(entry.disk_bytes for entry in entries))}"
+    taken = sum(entry.disk_bytes for entry in entries)
+    if all(entry.whole for entry in entries):
+        return disk_size(taken)
+    return f"at least {disk_size(taken)}" if taken else "not counted, it is large"
 
 
 def _prune(out: TextIO, *, as_json: bool) -> int:

@@ -1,5 +1,6 @@
 """What a model folder says of itself without being loaded: ``config.json`` and its weight files' headers."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def folder_problem(folder: Path) -> str | None:
     """Why ``folder`` is no complete Hugging Face model with safetensors weights and a tokenizer, or None."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return f"{str(folder)!r} is no folder; give the folder of a Hugging Face model"
     missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
     if not any(folder.glob("*.safetensors")):

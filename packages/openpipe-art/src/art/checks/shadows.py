@@ -60,7 +60,7 @@ def _modules(folder: Path) -> Iterator[tuple[str, Path]]:
             continue
         if dot and entry.name[len(name) :] in _SUFFIXES:
             yield name, path
-        elif not dot and entry.is_dir() and (path / "__init__.py").is_file():
+        elif not dot and os.path.isfile(path / "__init__.py"):
             yield name, path / "__init__.py"
 
 

@@ -243,7 +243,7 @@ def _settings(options: argparse.Namespace) -> "Settings":
     """
     from art.demo.yes_no_maybe.train import Settings
 
-    model = options.model.resolve() if options.model is not None else None
+    model = Path(os.path.realpath(options.model)) if options.model is not None else None
     given: dict[str, Any] = {"model": model, "steps": options.steps, "seed": options.seed}
     given = {name: value for name, value in given.items() if value is not None}
     if options.resume is None:
@@ -258,7 +258,7 @@ def _resumed(folder: Path, run_dir: Path | None, given: dict[str, Any]) -> "Sett
     from art.errors import ConfigError
     from art.reporting import RunFinishedError, read_resumable, run_folder
 
-    if not (folder / run_folder.RUN).is_file():
+    if not os.path.isfile(folder / run_folder.RUN):
         raise ConfigError(_no_run(folder))
     steps = given.pop("steps", None)
     finished = None
@@ -285,14 +285,14 @@ def _resumed(folder: Path, run_dir: Path | None, given: dict[str, Any]) -> "Sett
         for name, value in given.items()
         if getattr(kept, name) != value
     ]
-    if run_dir is not None and run_dir.resolve() != folder.resolve():
+    if run_dir is not None and os.path.realpath(run_dir) != os.path.realpath(folder):
         wrong.append(f"--run-dir {run_dir} (the run is in {folder})")
     if wrong:
         raise ConfigError(
             f"a run goes on with the settings it was started with, so leave out {', '.join(wrong)}; or start "
             "a new run without --resume"
         )
-    if steps is not None and steps != kept.steps:
+    if steps is not None and (steps != kept.steps or finished is not None):
         _check_more(folder, steps, done, kept.steps)
         kept = msgspec.structs.replace(kept, steps=steps)
     if finished is not None:
@@ -320,13 +320,9 @@ def _no_run(folder: Path) -> str:
     """Why a folder is none of a run, what one is, and which there are."""
     from art.reporting import run_folder
 
-    why = (
-        f"it has no {run_folder.RUN}"
-        if folder.is_dir()
-        else "it is a file"
-        if folder.exists()
-        else "it does not exist"
-    )
+    why = "it does not exist"
+    if os.path.exists(folder):
+        why = f"it has no {run_folder.RUN}" if os.path.isdir(folder) else "it is a file"
     places = {Path("runs"), folder, folder.parent}
     found = sorted(
         {path.parent for place in places for path in _globbed(place, f"*/{run_folder.RUN}")},
@@ -342,7 +338,7 @@ def _no_run(folder: Path) -> str:
 
 def _globbed(folder: Path, pattern: str) -> list[Path]:
     try:
-        return [path for path in folder.glob(pattern) if path.is_file()]
+        return [path for path in folder.glob(pattern) if os.path.isfile(path)]
     except OSError:  # a folder that may not be read has nothing to show
         return []
 
@@ -354,13 +350,15 @@ def _check(settings: "Settings") -> None:
         ConfigError: with everything that is wrong.
     """
     from art.checks import demo_checks, require, warnings
-    from art.reporting import check_new_folder
+    from art.reporting import check_new_folder, run_folder
 
-    found = demo_checks(run_dir=settings.run_dir, model=settings.model, steps=settings.steps, resume=True)
-    if settings.run_dir is not None and not settings.resume and settings.run_dir.is_dir():
-        check_new_folder(settings.run_dir)
+    folder = settings.run_dir
+    done = len(run_folder.read_steps(folder)) if folder is not None and settings.resume else 0
+    found = demo_checks(run_dir=folder, model=settings.model, steps=settings.steps - done, resume=True)
+    if folder is not None and not settings.resume and os.path.isdir(folder):
+        check_new_folder(folder)
     # The run's folder was looked into above, and a run that has no generation yet is resumed from its start.
-    require([check for check in found if check.name != "run to resume"], "this machine cannot run it")
+    require([check for check in found if check.name != "run to resume"], "it cannot start")
     for check in warnings(found):
         sys.stderr.write(f"art demo: {check.line()}\n")
 
