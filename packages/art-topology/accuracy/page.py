@@ -9,7 +9,7 @@ from statistics import mean
 import msgspec
 
 from accuracy import seeds
-from accuracy.predict import RL_GROUP_SIZE, RL_PROMPT_TOKENS, Prediction, predict
+from accuracy.predict import RL_GROUP_SIZE, RL_PROMPT_TOKENS, Prediction, machine_of, model_of, predict
 from accuracy.rows import HERE, Row, Source, load_excluded, load_rows
 
 TARGETS = {"step_time": 0.08, "memory": 0.05}
@@ -23,10 +23,17 @@ TITLES = {
 SETS = {"calibrate": "Calibration", "score": "Scored"}
 
 
-def explanations() -> dict[str, str]:
-    """Why a row is missed, by its id."""
+class Miss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rows that are missed for one reason."""
+
+    rows: tuple[str, ...]
+    why: str
+
+
+def explanations() -> tuple[Miss, ...]:
+    """Why rows are missed."""
     found = tomllib.loads((HERE / "misses.toml").read_text(encoding="utf-8"))
-    return msgspec.convert(found, dict[str, str])
+    return msgspec.convert(found["misses"], tuple[Miss, ...])
 
 
 def render() -> str:
@@ -65,6 +72,11 @@ def _method() -> list[str]:
         setting written in it; nothing is chosen to make a row fit. An error is `predicted / measured - 1`:
         above zero the planner is too slow or too large.
         """,
+        """
+        What a source says of its program is part of a row: the division of the layers, dropout, attention
+        without flash kernels. Dropout and attention were written into the rows after the first prediction,
+        for all rows whose source states them; what they cost follows from what such kernels store and move.
+        """,
     )
 
 
@@ -84,7 +96,30 @@ def _summary(predictions: Sequence[Prediction]) -> list[str]:
             if some:
                 aim = f"{TARGETS[kind]:.0%}" if name == "score" and kind in TARGETS else ""
                 lines.append(f"| {TITLES[kind]}, {title.lower()} | {len(some)} | {_errors(some)} | {aim} |")
-    return [*lines, "", "Published planners report mean errors of 3.7 to 15 % in time.", ""]
+    lines += [
+        "",
+        "Published planners report mean errors of 3.7 to 15 % in time. The same rows by model and GPU:",
+        "",
+        "| | set | rows | mean absolute error | median | worst |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for kind in ("memory", "step_time"):
+        for (name, group), some in _groups([p for p in predictions if p.row.kind == kind]):
+            lines.append(
+                f"| {TITLES[kind]}: {group} | {SETS[name].lower()} | {len(some)} | {_errors(some)} |"
+            )
+    return [*lines, ""]
+
+
+def _groups(predictions: Sequence[Prediction]) -> list[tuple[tuple[str, str], list[Prediction]]]:
+    """Predictions by set, by dense model or experts, and by architecture of the GPU."""
+    groups: dict[tuple[str, str], list[Prediction]] = {}
+    for p in predictions:
+        assert p.row.machine is not None
+        model = "experts" if model_of(p.row).experts else "dense"
+        group = f"{model}, {machine_of(p.row.machine).gpu.architecture.title()}"
+        groups.setdefault((p.row.set, group), []).append(p)
+    return sorted(groups.items())
 
 
 def _errors(predictions: Sequence[Prediction]) -> str:
@@ -238,16 +273,13 @@ def _table(predictions: Iterable[Prediction]) -> list[str]:
 
 
 def _misses(predictions: Sequence[Prediction]) -> list[str]:
-    reasons = explanations()
-    missed = [p for p in predictions if p.row.id in reasons]
-    if not missed:
-        return []
-    return [
-        "### Why rows are missed",
-        "",
-        *(f"- {p.row.id} ({p.error:+.1%}): {reasons[p.row.id]}" for p in missed),
-        "",
-    ]
+    of_id = {p.row.id: p for p in predictions}
+    lines = []
+    for miss in explanations():
+        rows = [of_id[name] for name in miss.rows if name in of_id]
+        if rows:
+            lines.append(f"- {', '.join(f'{p.row.id} ({p.error:+.1%})' for p in rows)}: {miss.why}")
+    return ["### Why rows are missed", "", *lines, ""] if lines else []
 
 
 def _amount(row: Row, value: float) -> str:

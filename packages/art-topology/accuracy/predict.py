@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from accuracy.rows import HERE, Layout, Row
-from art_topology.cost import rollout_cost, trainer_step_cost
+from art_topology.cost import Calibration, rollout_cost, trainer_step_cost
+from art_topology.cost.calibration import ByArchitecture
 from art_topology.hardware import HardwareTable, Machine, load_hardware
 from art_topology.memory import MemoryAssumptions, MemoryEstimate, trainer_memory
 from art_topology.models import (
@@ -48,6 +49,9 @@ PROGRAM = MemoryAssumptions(
 )
 """What Megatron-LM and NeMo do in these runs, and what torch's allocator counts: all logits at once, a padded
 vocabulary, experts of equal load; neither CUDA's context nor NCCL's buffers."""
+UNFUSED_BYTES = (13, 19)
+"""What attention without flash kernels moves for each query, key and head, forward and backward: scores,
+softmax, dropout and products each read and write the whole matrix, in 16 bit with masks of 1 byte."""
 RL_PROMPT_TOKENS = 128
 RL_GROUP_SIZE = 16
 
@@ -199,6 +203,35 @@ def _memory(row: Row) -> Prediction:
     return Prediction(row=row, value=sum(size for _, size in parts), parts=parts)
 
 
+def calibration_of(row: Row) -> Calibration:
+    """The cost model's constants; for attention without flash kernels, what that can reach by its traffic.
+
+    Per query, key and head it multiplies 4 numbers of the head forward and 8 backward, and skips none of them
+    for the causal mask; the planner counts half of the 4, and 2.5 times that backward.
+    """
+    values = Calibration()
+    attention = model_of(row).layers[0].attention
+    if row.attention == "flash" or not isinstance(attention, GqaShape):
+        return values
+    assert row.machine is not None
+    gpu = machine_of(row.machine).gpu
+    peak = gpu.peak_flops["bfloat16"]
+    product = values.matmul_fraction.of(gpu.architecture) * peak
+    moved = values.memory_fraction * gpu.memory_bandwidth_bytes_per_s
+    head = attention.head_dim
+    forward = 2 * head / (UNFUSED_BYTES[0] / moved + 4 * head / product) / peak
+    backward = 5 * head / (UNFUSED_BYTES[1] / moved + 8 * head / product) / peak
+    return msgspec.structs.replace(
+        values,
+        attention_forward_fraction=_everywhere(forward),
+        attention_backward_fraction=_everywhere(backward),
+    )
+
+
+def _everywhere(value: float) -> ByArchitecture:
+    return ByArchitecture(ampere=value, ada=value, hopper=value, blackwell=value, other=value)
+
+
 def _step(row: Row, workload: WorkloadSpec) -> Prediction:
     assert row.layout is not None
     assert row.machine is not None
@@ -208,7 +241,7 @@ def _step(row: Row, workload: WorkloadSpec) -> Prediction:
     machine = machine_of(row.machine)
     cost = trainer_step_cost(
         model, ranks_of(row.layout), stages, workload, machine,
-        ranks_per_host=min(machine.gpus_per_host, row.gpus),
+        ranks_per_host=min(machine.gpus_per_host, row.gpus), calibration=calibration_of(row),
     )  # fmt: skip
     parts = tuple((part.name, part.exposed_s) for part in cost.parts)
     return Prediction(row=row, value=cost.step_s, parts=parts)

@@ -56,6 +56,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         sequence_length: Tokens of one sequence; a micro batch is a packed row of ``micro_batch`` of them.
         recompute_given: The source states the recomputation; else it is taken as written here.
         pp_rank: The pipeline stage that was measured; by default the fullest.
+        attention: How its core is computed; "unfused" reads and writes the whole matrix of scores.
         not_parameters: Elements of the checkpoint that are no parameters.
     """
 
@@ -81,6 +82,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     mtp_layers: int = 0
     pp_rank: int | None = None
     dropout: bool = False
+    attention: Literal["flash", "unfused"] = "flash"
     include_mtp: bool = False
     not_parameters: int = 0
     generation_tp: int | None = None
