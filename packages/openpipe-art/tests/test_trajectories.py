@@ -10,7 +10,7 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 
 import art
-from art.distributed import CallableError, PartFailed
+from art.distributed import ActorDied, CallableError, PartFailed
 from art.errors import ArtError, GatherError
 from art.trajectories import gathering_group_id
 from art_dataplane import RolloutError
@@ -320,13 +320,27 @@ async def test_what_is_no_group_is_refused() -> None:
         await art.gather_trajectory_groups([no_group()])
 
 
-@pytest.mark.parametrize("error", [PartFailed("trainer rank 0 died"), CallableError("a lock cannot be sent")])
+@pytest.mark.parametrize(
+    "error",
+    [PartFailed("trainer 0 failed"), ActorDied("worker 1", "left"), CallableError("a lock cannot be sent")],
+)
 async def test_a_part_that_failed_is_no_failure_of_rollouts(error: Exception) -> None:
+    cancelled = asyncio.Event()
+
     async def fails() -> art.Trajectory:
         raise error
 
-    with pytest.raises(type(error), match=str(error)):
-        await art.gather_trajectory_groups([art.TrajectoryGroup([fails()])], max_exceptions=100)
+    async def waits() -> art.Trajectory:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+        return trajectory()
+
+    async with asyncio.timeout(10):
+        with pytest.raises(type(error), match=str(error)):
+            await art.gather_trajectory_groups([art.TrajectoryGroup([waits(), fails()])], max_exceptions=100)
+    assert cancelled.is_set()
 
 
 async def test_after_each_replaces_or_drops_a_group() -> None:

@@ -47,8 +47,8 @@ class MegatronBackend:
         threads: that the trainer and the server compute with, each; by default the CPUs this process may use.
         step_timeout_s: longest wait for one sign of progress of a step, in seconds.
         tool_parser: vLLM's name of the parser that finds the model's tool calls in what it says, such as
-            ``hermes`` or ``pythonic``. Requests may then have ``tools``, and choices ``tool_calls``; without it
-            the server refuses such requests.
+            ``hermes`` or ``pythonic``. Requests may then have ``tools``, and choices ``tool_calls``;
+            without it the server refuses such requests.
         progress: called with a line for the user while long things start, and with what a step does.
         notice: called with a line that the user should read, such as a check that warns; `report.line` of a
             :class:`art.reporting.RunReport` does. By default ``progress``, or standard error without one.

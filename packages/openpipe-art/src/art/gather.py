@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 from art.awaiting import must_be_awaited
-from art.distributed.errors import CallableError, PartFailed
 from art.errors import GatherError, SettingError, TrajectoryError
 from art.trajectories import TrajectoryGroup
 from art.user_code import described, with_place
@@ -33,7 +32,7 @@ async def gather_trajectory_groups(
 
     Raises:
         GatherError: more rollouts failed. What still runs is cancelled first.
-        PartFailed: a part that rollouts depend on failed, however many may fail; likewise
+        PartFailed: a part that rollouts depend on failed, however many rollouts may fail; likewise
         CallableError: a scenario or a configuration cannot be sent.
         SettingError: ``max_exceptions`` is neither a count nor a share.
         TrajectoryError: ``groups`` holds something else than groups.
@@ -57,9 +56,6 @@ async def gather_trajectory_groups(
             raise TrajectoryError(f"groups[{number - 1}] gave {described(group)}; {_EXPECTED}")
         rollouts += len(group.trajectories) + len(group.exceptions)
         finished += 1
-        for error in group.exceptions:
-            if isinstance(error, PartFailed | CallableError):
-                raise error  # no rollout's own failure, so it is not counted as one
         failures.extend(_Failure(number, error) for error in group.exceptions)
         if not share and len(failures) > max_exceptions:
             raise too_many()

@@ -18,6 +18,7 @@ import msgspec
 import pydantic
 
 from art.checked_model import CheckedModel
+from art.distributed.errors import CallableError, PartFailed
 from art.errors import RolloutFailed, TrajectoryError
 from art.messages import MessageOrChoice, Messages, MessagesAndChoices, Tools, as_messages, checked
 from art.user_code import described, user_place, with_place
@@ -330,20 +331,24 @@ class TrajectoryGroup:
         """Runs what is pending concurrently and returns itself. A cancellation cancels the rollouts.
 
         Raises:
+            PartFailed: a part that rollouts depend on failed; the other rollouts are cancelled. Likewise
+            CallableError: a scenario or a configuration cannot be sent.
             TrajectoryError: a rollout returned something else than a trajectory or a handle to one.
         """
         pending, self._pending = self._pending, []
-        token = _gathering.set(self._id)  # the tasks that gather makes of coroutines begin with it
+        token = _gathering.set(self._id)  # the tasks that are made of coroutines begin with it
         try:
-            rollouts = asyncio.gather(*pending, return_exceptions=True)
+            tasks = [asyncio.ensure_future(each) for each in pending]
         finally:
             _gathering.reset(token)
-        for result in await rollouts:
-            if isinstance(result, BaseException) and not isinstance(
-                result, Exception | asyncio.CancelledError
-            ):
-                raise result
-            self._add(result)
+        try:
+            await _unless_all_fails(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            self._add(asyncio.CancelledError() if task.cancelled() else task.exception() or task.result())
         return self
 
     def __iter__(self) -> Iterator[Rollout]:
@@ -388,6 +393,17 @@ def checked_groups(groups: object) -> "list[TrajectoryGroup]":
         if not isinstance(group, TrajectoryGroup):
             raise TrajectoryError(with_place(f"groups[{index}] is {described(group)}. {take}"))
     return found
+
+
+async def _unless_all_fails(tasks: Iterable[asyncio.Future[Rollout]]) -> None:
+    """Waits for all; what concerns more than the one rollout that raised it is raised at once."""
+    waiting = set(tasks)
+    while waiting:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, PartFailed | CallableError) or not isinstance(error, Exception | None):
+                raise error
 
 
 def _failure_text(error: BaseException) -> FailureText:

@@ -8,7 +8,7 @@ class RuntimeFailure(ArtError):  # noqa: N818 - the base of what goes wrong whil
 
 
 class PartFailed(RuntimeFailure):
-    """A part that others depend on failed: the trainer, the packing worker, the model service.
+    """A part that others depend on failed: the trainer, the model service, a worker.
 
     It is no failure of the rollout or the step that waited for it, so it is not counted as one.
     """
@@ -30,7 +30,7 @@ _KILLED = "killed by SIGKILL"
 _MEMORY = " (where nobody killed it, the kernel did, for want of memory: `dmesg` says so)"
 
 
-class ActorDied(RuntimeFailure):
+class ActorDied(PartFailed):
     """The process of an actor ended.
 
     Args:
