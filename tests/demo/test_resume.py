@@ -122,10 +122,31 @@ def test_a_policy_that_was_not_durable_is_trained_again(program: Program, checke
     assert resumed.returncode == SIGKILL, resumed.stdout + resumed.stderr
     assert events(resumed, "start")[0]["steps_done"] == 1
     assert [event["text"] for event in events(resumed, "notice")] == [
-        "steps 2 to 3 rolled back: the newest durable policy is v1"
+        "metrics.jsonl ended in the middle of a line; its last 21 bytes were cut off",
+        "steps 2 to 3 rolled back: the newest durable policy is v1",
     ]
     again = program(resume=True)
     assert again.returncode == 0, again.stdout + again.stderr
+    assert_complete(program)
+    checker.assert_clean(within_s=20)
+
+
+def test_a_finished_run_goes_on_for_more_steps(program: Program, checker: LeftoverChecker) -> None:
+    fewer = {"steps": str(STEPS - 2)}
+    first = program(**fewer)
+    assert first.returncode == 0, first.stdout + first.stderr
+    again = program(resume=True, **fewer)
+    assert again.returncode == 1
+    assert "is finished after 2 steps; there is nothing to resume" in again.stderr
+    assert "let it take more than 2 steps" in again.stderr
+    more = program(resume=True)
+    assert more.returncode == 0, more.stdout + more.stderr
+    assert events(more, "start")[0]["steps_done"] == 2
+    # As if it had been one run, but for the evaluation where it ended first.
+    evaluations = program.run / "evaluations.jsonl"
+    lines = evaluations.read_text().splitlines(keepends=True)
+    assert [json.loads(line)["policy_version"] for line in lines] == [0, 2, 3]
+    evaluations.write_text(lines[0] + lines[2])
     assert_complete(program)
     checker.assert_clean(within_s=20)
 

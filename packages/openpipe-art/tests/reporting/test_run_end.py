@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 import art
+from art.distributed.errors import CloseError
 from art.errors import ArtError, ConfigError
 from art.reporting import (
     DisplayError,
@@ -160,6 +161,41 @@ def test_a_killed_run_says_that_it_ended_without_a_word(tmp_path: Path) -> None:
         "ended without a word after 1 finished step: its process was killed, or the machine went down",
         f"Go on after step 1: my resume {folder}",
     ]
+
+
+async def test_an_error_that_is_no_art_s_is_told_with_the_user_s_lines(make_report, make_group) -> None:
+    folder = await ended(make_report(), make_group, 0, KeyError("answr"))
+    message = read_state(folder).message
+    assert message.startswith("Traceback")
+    assert message.endswith("KeyError: 'answr'")
+    assert "test_run_end.py" in message
+
+
+@pytest.mark.parametrize(
+    ("first", "inner", "state", "message"),
+    [
+        (ArtError("the cause"), ArtError("also"), "failed", "ArtError: the cause"),
+        (ArtError("the cause"), OSError("is left"), "failed", "ArtError: the cause\nclosing: is left"),
+        (asyncio.CancelledError(), ArtError("also"), "interrupted", ""),
+        (asyncio.CancelledError(), OSError("is left"), "interrupted", "closing: is left"),
+    ],
+)
+async def test_what_fails_while_closing_does_not_hide_what_ended_the_run(
+    make_report, first: BaseException, inner: Exception, state: str, message: str
+) -> None:
+    report = make_report()
+
+    async def run() -> None:
+        async with report:
+            try:
+                raise first
+            finally:
+                raise CloseError("closing", [inner])
+
+    with pytest.raises(CloseError):
+        await run()
+    found = read_state(report.folder)
+    assert (found.state, found.message) == (state, message)
 
 
 async def test_a_long_message_is_shortened_in_the_middle(make_report, make_group) -> None:

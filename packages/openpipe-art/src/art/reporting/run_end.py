@@ -60,25 +60,23 @@ def end_run(writer: RunWriter, display: Display, ending: Ending) -> None:
 
 
 def stop_of(error: BaseException, doing: str) -> Stop:
-    """How a run ended with ``error``."""
+    """How a run ended with ``error``, in the words in which a command tells of it."""
     if was_stopped(error):
         return Stop(reason="interrupted", doing=doing)
-    said = [str(one) for one in _causes(error) if str(one)]
-    kind = type(_causes(error)[0]).__name__
-    return Stop(reason="failed", doing=doing, kind=kind, message=_shortened("\n".join(said)))
+    from art.distributed.errors import CloseError
+    from art.distributed.monarch_cli import error_texts
+
+    message = _shortened("\n".join(text.rstrip() for text in error_texts(error)))
+    if isinstance(error, CloseError) and error.__context__ is not None:
+        if was_stopped(error.__context__):
+            return Stop(reason="interrupted", doing=doing, message=message if error.left_behind else "")
+        error = error.__context__
+    return Stop(reason="failed", doing=doing, kind=type(error).__name__, message=message)
 
 
 def was_stopped(error: BaseException | None) -> bool:
     """Whether it is an interrupt and no failure."""
     return isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """The error, after what it hides: where closing fails too, what led to it is the news."""
-    hidden = error.__context__
-    if isinstance(error, ArtError) and isinstance(error, BaseExceptionGroup) and hidden is not None:
-        return [*_causes(hidden), error] if not was_stopped(hidden) else [error]
-    return [error]
 
 
 def _shortened(text: str) -> str:

@@ -83,7 +83,8 @@ def state_of(folder: Path, description: RunDescription, steps: Sequence[StepLine
         state = msgspec.structs.replace(state, resume=resume)
     if stop is None:
         return msgspec.structs.replace(state, state="killed", kept_steps=kept)
-    message = f"{stop.kind}: {stop.message}" if stop.kind and stop.message else stop.message or stop.kind
+    named = stop.kind and not stop.message.startswith("Traceback")  # which names it at its end
+    message = f"{stop.kind}: {stop.message}" if named and stop.message else stop.message or stop.kind
     return msgspec.structs.replace(
         state, state=stop.reason, kept_steps=kept, doing=stop.doing, message=message
     )
