@@ -134,7 +134,7 @@ def _worst(predictions: Sequence[Prediction]) -> str:
 
 def _seeds() -> list[str]:
     small_s, large_s = seeds.trainer_seconds()
-    found = seeds.findings()
+    findings = seeds.findings()
     lines = [
         "## What this project measured",
         "",
@@ -150,13 +150,13 @@ def _seeds() -> list[str]:
         "| | measured | predicted | error |",
         "|---|---:|---:|---:|",
     ]
-    for finding in found:
+    for finding in findings:
         assert finding.measured is not None
         measured, predicted = finding.form.format(finding.measured), finding.form.format(finding.predicted)
         lines.append(
             f"| {finding.what} | {measured} | {predicted} | {finding.predicted / finding.measured - 1:+.1%} |"
         )
-    lines += ["", *(f"- {finding.what}: {finding.why}" for finding in found if finding.why)]
+    lines += ["", *(f"- {finding.what}: {finding.why}" for finding in findings if finding.why)]
     lines += [
         "",
         *_paragraphs(
