@@ -43,7 +43,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         process: number of the process that runs it.
         kept_steps: that it goes on after; None where nothing is kept to go on from.
         resume: the command that goes on with it, where it can go on and its program has one.
-        unfinished: files of lines whose last one was not written to its end, and is left out.
+        unfinished: files of lines whose last one was not written to its end, and is left out; of a run that
+            goes on none, where it may be being written.
     """
 
     state: Literal["finished", "running", "interrupted", "failed", "killed"]
@@ -76,7 +77,7 @@ def state_of(folder: Path, description: RunDescription, steps: Sequence[StepLine
         return state
     stop = description.stop
     if stop is None and (process := holder_of(folder)) is not None:
-        return msgspec.structs.replace(state, state="running", process=process)
+        return msgspec.structs.replace(state, state="running", process=process, unfinished=())
     kept = kept_steps(folder, steps)
     if kept is not None and description.resume_command:
         resume = f"{description.resume_command} {shlex.quote(str(folder.resolve()))}"
