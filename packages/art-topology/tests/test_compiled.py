@@ -241,6 +241,7 @@ def test_the_fingerprint_is_the_digest_of_plain_json() -> None:
         "free_cpu_slots": [0],
         "gpus": [],
         "reserved_ports": [],
+        "gpu_model": None,
     }
     plain = {
         "hosts": [host],
@@ -251,6 +252,7 @@ def test_the_fingerprint_is_the_digest_of_plain_json() -> None:
         "services": [],
         "nccl_transport": None,
         "nixl_transport": None,
+        "worker_ports": [],
         "warnings": [],
         "fingerprint": "",
     }

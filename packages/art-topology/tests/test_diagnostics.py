@@ -154,7 +154,7 @@ def test_an_error_reads_like_that_of_a_compiler() -> None:
         "error[ART-T401]: a second model service has the name 'policy'\n"
         "  --> services[1].name\n"
         "   :: services[0].name\n"
-        "  help: give every service a name of its own\n"
+        "  help: give every service a name of its own, such as 'policy-2'\n"
         "\n"
         "error[ART-T602]: the NCCL network 'socket' is the slow fallback over TCP\n"
         "  --> cluster.nccl_transport.net_name\n"

@@ -29,7 +29,12 @@ IN_PYTHON = TopologySpec(
     cluster=ClusterSpec(
         hosts=(
             HostSpec(host_id="a", address="10.0.0.1", cpu_slots=2, gpus=(0, 1)),
-            HostSpec(host_id="b", address="fd00::2", cpu_slots=2, gpus=("GPU-5f", "GPU-6a")),
+            HostSpec(
+                host_id="b",
+                address="fd00::2",
+                cpu_slots=2,
+                gpus=("GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"),
+            ),
         ),
         startup_timeout_s=120,
         nccl_transport=NcclTransportSpec(net_name="IB"),
@@ -37,7 +42,10 @@ IN_PYTHON = TopologySpec(
     trainer=TrainerMeshSpec(
         placements=(
             GpuPlacement(host_id="a", gpus=(0, 1)),
-            GpuPlacement(host_id="b", gpus=("GPU-5f", "GPU-6a")),
+            GpuPlacement(
+                host_id="b",
+                gpus=("GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"),
+            ),
         ),
         parallel=MegatronTopologyConfig(tp=2),
     ),
@@ -66,13 +74,13 @@ gpus = [0, 1]
 host_id = "b"
 address = "fd00::2"
 cpu_slots = 2
-gpus = ["GPU-5f", "GPU-6a"]
+gpus = ["GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"]
 
 [trainer]
 parallel = { tp = 2 }
 placements = [
   { device = "gpu", host_id = "a", gpus = [0, 1] },
-  { device = "gpu", host_id = "b", gpus = ["GPU-5f", "GPU-6a"] },
+  { device = "gpu", host_id = "b", gpus = ["GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"] },
 ]
 
 [[services]]
@@ -88,12 +96,12 @@ cluster:
   nccl_transport: {net_name: IB}
   hosts:
     - {host_id: a, address: 10.0.0.1, cpu_slots: 2, gpus: [0, 1]}
-    - {host_id: b, address: "fd00::2", cpu_slots: 2, gpus: [GPU-5f, GPU-6a]}
+    - {host_id: b, address: "fd00::2", cpu_slots: 2, gpus: [GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071, GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071]}
 trainer:
   parallel: {tp: 2}
   placements:
     - {device: gpu, host_id: a, gpus: [0, 1]}
-    - {device: gpu, host_id: b, gpus: [GPU-5f, GPU-6a]}
+    - {device: gpu, host_id: b, gpus: [GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071, GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071]}
 services:
   - name: judge
     base_model: meta/tiny
@@ -105,10 +113,10 @@ services:
 JSON = """
 {"cluster": {"startup_timeout_s": 120, "nccl_transport": {"net_name": "IB"}, "hosts": [
    {"host_id": "a", "address": "10.0.0.1", "cpu_slots": 2, "gpus": [0, 1]},
-   {"host_id": "b", "address": "fd00::2", "cpu_slots": 2, "gpus": ["GPU-5f", "GPU-6a"]}]},
+   {"host_id": "b", "address": "fd00::2", "cpu_slots": 2, "gpus": ["GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"]}]},
  "trainer": {"parallel": {"tp": 2}, "placements": [
    {"device": "gpu", "host_id": "a", "gpus": [0, 1]},
-   {"device": "gpu", "host_id": "b", "gpus": ["GPU-5f", "GPU-6a"]}]},
+   {"device": "gpu", "host_id": "b", "gpus": ["GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"]}]},
  "services": [{"name": "judge", "base_model": "meta/tiny", "leader": {"host": "10.0.0.1", "port": 8000},
    "members": [{"placement": {"device": "cpu", "host_id": "a"}}]}]}
 """
@@ -133,23 +141,23 @@ def test_a_file_compiles() -> None:
 def test_an_unknown_field_is_refused_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "t.toml"
     path.write_text(TOML.replace("cpu_slots = 2\ngpus = [0, 1]", "cpu_slot = 2\ngpus = [0, 1]"))
-    with pytest.raises(SpecError, match=r"t\.toml: .*unknown field `cpu_slot` - at `cluster\.hosts\[0\]`"):
+    with pytest.raises(SpecError, match=r"cluster\.hosts\[0\] has no field 'cpu_slot'\n  --> .*t\.toml:9:1 "):
         load_topology(path)
 
 
 def test_a_value_out_of_range_is_refused_with_its_place() -> None:
-    with pytest.raises(SpecError, match=r">= 1 - at `trainer\.parallel\.tp`"):
+    with pytest.raises(SpecError, match=r"at least 1\n  --> input:19:14 \(trainer\.parallel\.tp\)"):
         parse_topology(TOML.replace("tp = 2", "tp = 0"), "toml")
-    with pytest.raises(SpecError, match=r"at `cluster\.startup_timeout_s`"):
+    with pytest.raises(SpecError, match=r"cannot be inf.*\n  --> input:3:1 \(cluster\.startup_timeout_s\)"):
         parse_topology(TOML.replace("startup_timeout_s = 120", "startup_timeout_s = inf"), "toml")
-    with pytest.raises(SpecError, match=r"at `cluster\.startup_timeout_s`"):
+    with pytest.raises(SpecError, match="NaN is no number of JSON"):
         parse_topology(JSON.replace('"startup_timeout_s": 120', '"startup_timeout_s": NaN'), "json")
 
 
 def test_a_missing_part_is_named() -> None:
-    with pytest.raises(SpecError, match="missing required field `cluster`"):
+    with pytest.raises(SpecError, match="the field 'cluster' is missing"):
         parse_topology("", "toml")
-    with pytest.raises(SpecError, match="got `null`"):
+    with pytest.raises(SpecError, match="the file is a table, but None is nothing"):
         parse_topology("", "yaml")
 
 

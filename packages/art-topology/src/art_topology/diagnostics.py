@@ -118,7 +118,7 @@ class SourceLocation(msgspec.Struct, frozen=True, kw_only=True):
         line: The line, from 1.
         column: The character in the line, from 1.
         width: How many characters from there on are meant; 0 for a place between characters.
-        text: The line itself, without its end.
+        text: The line itself, without its end; empty if it is too long to be shown.
     """
 
     file: str | None

@@ -15,6 +15,9 @@ from art_topology.diagnostics import SourceLocation
 type Place = tuple[str | int, ...]
 type Span = tuple[int, int]
 
+_LONGEST_LINE = 4096
+"""Of longer lines nothing is shown."""
+
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([0-9]+)\]")
 
 
@@ -31,7 +34,7 @@ def path_of(place: Place) -> str:
             path += f"[{step}]"
         else:
             path += f".{step}" if path else step
-    return path
+    return path if path.isascii() else path.encode(errors="replace").decode()
 
 
 class SourceText:
@@ -80,7 +83,7 @@ class SourceText:
             line=line + 1,
             column=start - begin + 1,
             width=width,
-            text=text if len(text) <= 1000 else text[: start - begin + 200][-1000:],
+            text=text if len(text) <= _LONGEST_LINE else "",
         )
 
     def offset(self, line: int, column: int) -> int:

@@ -66,8 +66,18 @@ def read_file(path: Path) -> tuple[SourceText, FileFormat]:
 
 
 def source_of(text: str, kind: FileFormat, name: str | None) -> SourceText:
-    """The text with the means to find keys in it."""
-    return SourceText(normalized(text), name, lambda normal: _spans(normal, kind))
+    """The text with the means to find keys in it.
+
+    Raises:
+        SpecError: it has half a character in it, which no file has.
+    """
+    text = normalized(text)
+    if not text.isascii() and not _is_encodable(text):
+        whole = SourceText(text.encode(errors="replace").decode(), name, _no_spans)
+        at = next(i for i, character in enumerate(text) if not _is_encodable(character))
+        message = "the text has half a character in it (a lone surrogate)"
+        raise SpecError.of(_diagnostic("ART-F001", message, "write whole characters", whole, at))
+    return SourceText(text, name, lambda normal: _spans(normal, kind))
 
 
 def normalized(text: str) -> str:
@@ -232,7 +242,7 @@ def _check_text(values: Any, source: SourceText) -> None:
                         source,
                         start,
                         end,
-                        path=path.encode(errors="replace").decode(),
+                        path=path,
                     )
                 )
 

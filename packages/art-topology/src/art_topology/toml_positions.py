@@ -78,6 +78,8 @@ class _Scanner:
     def _header(self, brackets: int) -> Place:
         self.at += brackets
         keys = self._keys()
+        if not self.text.startswith("]" * brackets, self.at):
+            raise MalformedError(f"no ] at {self.at}")
         self.at += brackets
         place: Place = ()
         for key, span in keys[:-1]:

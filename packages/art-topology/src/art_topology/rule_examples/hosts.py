@@ -115,6 +115,7 @@ HOST_EXAMPLES: tuple[RuleExample, ...] = (
         "ART-T204",
         "`cpu_slots` is how many CPU processes the host may run.",
         A,
+        B,
         service("policy", on_cpu("a", 9), "parallel = { dp = 9 }"),
         change={"slots = 9": "slots = 4", "dp = 9": "dp = 4"},
     ),
