@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from art.distributed.errors import RuntimeFailure
+from art.distributed.errors import ActorDied, CloseError, PartFailed, RuntimeFailure
 from art.distributed.failures import FailureWatch
+from art.distributed.monarch_cli import error_texts
 
 LONG_S = 60.0
 
@@ -110,3 +111,66 @@ async def test_many_who_ask_share_one_round(watch):
     watch._checks["service"] = part.check  # without the poll, which asks as well
     await asyncio.gather(*(watch.diagnose() for _ in range(50)))
     assert part.asked == 1
+
+
+class Process:
+    """Stands for the handle of an actor."""
+
+    name = "trainer rank 0"
+
+    def __init__(self) -> None:
+        self.death: asyncio.Future[ActorDied] = asyncio.get_running_loop().create_future()
+
+    async def wait_died(self) -> ActorDied:
+        return await asyncio.shield(self.death)
+
+
+async def test_a_process_that_dies_ends_what_waits_at_once_and_says_what_to_do(watch):
+    process = Process()
+    watch.add_process(process, "Start it again")
+    work = asyncio.ensure_future(watch.guard(asyncio.sleep(LONG_S)))
+    await asyncio.sleep(0)
+    process.death.set_result(ActorDied("trainer rank 0 (pid 7)", "killed by SIGKILL"))
+    async with asyncio.timeout(1):
+        with pytest.raises(PartFailed) as caught:
+            await work
+    text = str(caught.value)
+    assert text.startswith("trainer rank 0 (pid 7) died: killed by SIGKILL (")
+    assert "`dmesg`" in text
+    assert text.endswith(". Start it again")
+
+
+async def test_a_process_that_is_stopped_on_purpose_is_no_failure(watch):
+    process = Process()
+    watch.add_process(process)
+    watch.remove(process.name)
+    process.death.set_result(ActorDied("trainer rank 0 (pid 7)", "stopped"))
+    await asyncio.sleep(0.05)
+    assert watch.failure is None
+    assert await watch.guard(answer(3)) == 3
+
+
+def closing_after(error: BaseException | None, *failures: Exception) -> CloseError:
+    """As it is raised by a ``finally`` that closes."""
+    closed = CloseError("the backend closed with failures", list(failures))
+    closed.__context__ = error
+    return closed
+
+
+def test_only_what_ended_the_run_is_told_unless_something_is_left_behind():
+    primary, late = RuntimeFailure("the packing worker died"), RuntimeFailure("durability was not done")
+    assert error_texts(closing_after(primary, late, TimeoutError())) == ["the packing worker died"]
+    left = closing_after(primary, OSError("process 7 could not be ended"))
+    assert error_texts(left)[0] == "the packing worker died"
+    assert "process 7 could not be ended" in error_texts(left)[1]
+    assert error_texts(closing_after(None, late)) == [
+        "the backend closed with failures: durability was not done"
+    ]
+    assert "durability was not done" in error_texts(closing_after(asyncio.CancelledError(), late))[0]
+
+
+def test_what_fails_while_closing_is_noted_on_the_error_that_ended_the_run():
+    error = ValueError("mine")
+    assert CloseError("closed", [RuntimeFailure("late")]).follows(error)
+    assert error.__notes__ == ["closed: late"]
+    assert not CloseError("closed", [OSError("left")]).follows(error)
