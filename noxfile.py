@@ -1,4 +1,5 @@
-"""The checks of this repository, one session each; ``uv run nox`` runs all but ``gpu`` and ``soak``.
+"""The checks of this repository, one session each; ``uv run nox`` runs all but ``gpu``, ``soak`` and
+``accuracy``.
 
 Every package is tested in an environment of its own that holds what the package declares and its ``test``
 group, so a dependency that is used but not declared fails here. A skipped test fails its session.
@@ -62,6 +63,8 @@ def types(session: nox.Session) -> None:
     """Strict types in every package."""
     sync(session, "--group", "types", "--all-packages", "--all-extras")
     session.run("mypy", *(f"packages/{name}/src" for name in PACKAGES))
+    for example in ("examples/yes_no_maybe/train.py", "examples/calculator/train.py"):
+        session.run("mypy", example)
 
 
 def test_package(session: nox.Session, name: str) -> None:
@@ -110,6 +113,14 @@ def soak(session: nox.Session) -> None:
     shutil.rmtree(runs, ignore_errors=True)
     session.env.pop("TMPDIR", None)  # create_tmp sets it, and Unix sockets would not fit into its path
     session.run("python", "tools/soak.py", "--runs", str(runs), "--table", "docs/soak.md", *session.posargs)
+
+
+@nox.session(default=False)
+def accuracy(session: nox.Session) -> None:
+    """The planner's predictions beside published measurements; writes ``docs/planner-accuracy.md``."""
+    sync(session, "--package", "art-topology")
+    session.chdir("packages/art-topology")
+    session.run("python", "-m", "accuracy", *session.posargs)
 
 
 @nox.session
