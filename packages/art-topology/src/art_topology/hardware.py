@@ -107,6 +107,7 @@ class NodeModel(Spec, frozen=True, kw_only=True):
             joined.
         scale_out: Name of the link to all other GPUs.
         host_link: Name of the link between a GPU and host memory.
+        host_memory_bytes: Memory of the host; None: not known, so that nothing can be offloaded.
         source: Where the numbers come from.
     """
 
@@ -117,6 +118,7 @@ class NodeModel(Spec, frozen=True, kw_only=True):
     scale_up_gpus: Count
     scale_out: Name
     host_link: Name
+    host_memory_bytes: Count | None = None
     source: Source
 
 
@@ -130,6 +132,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     scale_up_gpus: int
     scale_out: LinkModel
     host_link: LinkModel
+    host_memory_bytes: int | None = None
 
 
 class HardwareTable(Spec, frozen=True, kw_only=True):
@@ -183,6 +186,7 @@ class HardwareTable(Spec, frozen=True, kw_only=True):
             scale_up_gpus=node.scale_up_gpus,
             scale_out=self.links[node.scale_out],
             host_link=self.links[node.host_link],
+            host_memory_bytes=node.host_memory_bytes,
         )
 
 

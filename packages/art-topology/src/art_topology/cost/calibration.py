@@ -49,6 +49,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
             balanced by a loss: reinforcement learning freezes it, pretraining balances it.
         row_variation: Standard deviation of the work of a row over its mean, for rows packed from documents.
         dp_overlap: How much of the synchronization of gradients can run behind the backward pass.
+        copies_overlap: How much of offload's copies can run behind the work of a row.
         optimizer_bytes: Bytes that the optimizer reads and writes for each parameter it holds.
         decode_attention_fraction: Of the dense peak, for the core of attention in a decode step.
         decode_collective_s: Start of a collective within a CUDA graph, in seconds.
@@ -94,6 +95,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     expert_variation: float = 0.3
     row_variation: float = 0.10
     dp_overlap: float = 0.8
+    copies_overlap: float = 0.8
     optimizer_bytes: float = 34.0
     decode_attention_fraction: float = 0.25
     decode_collective_s: float = 4e-6

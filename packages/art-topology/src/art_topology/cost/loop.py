@@ -60,14 +60,19 @@ def published_weights(model: ModelDescription, workload: WorkloadSpec) -> int:
     return sum(m.adapter_parameter_count(workload.lora_rank) for m in matrices if adapted(m, workload))
 
 
+def publication_s(
+    model: ModelDescription, workload: WorkloadSpec, machine: Machine, calibration: Calibration
+) -> float:
+    """Time of a publication by itself, in seconds."""
+    copied_s, sent_s, _ = _transfer(model, workload, machine, calibration)
+    return 2 * copied_s + sent_s
+
+
 def _publication(
     model: ModelDescription, workload: WorkloadSpec, machine: Machine, pace_s: float, calibration: Calibration
 ) -> CostPart:
-    """To host memory, across the network to every serving host, and into the GPUs. Behind the next step, as
-    far as it fits."""
-    moved = published_weights(model, workload) * workload.dtype_bytes
-    links = network(machine, machine.gpus_per_host, calibration)
-    copied_s, sent_s = moved / links.host_bytes_per_s, moved / links.out_bytes_per_s
+    """Behind the next step, as far as it fits."""
+    copied_s, sent_s, moved = _transfer(model, workload, machine, calibration)
     total_s = 2 * copied_s + sent_s
     return CostPart(
         name="publication",
@@ -76,3 +81,12 @@ def _publication(
         why=f"{moved / 1e9:,.2f} GB to host memory and back ({copied_s:.2f} s each) and between hosts "
         f"({sent_s:.2f} s) by one adapter, behind the next step",
     )
+
+
+def _transfer(
+    model: ModelDescription, workload: WorkloadSpec, machine: Machine, calibration: Calibration
+) -> tuple[float, float, float]:
+    """Seconds to or from host memory, seconds across the network to every serving host, and the bytes."""
+    moved = published_weights(model, workload) * workload.dtype_bytes
+    links = network(machine, machine.gpus_per_host, calibration)
+    return moved / links.host_bytes_per_s, moved / links.out_bytes_per_s, moved

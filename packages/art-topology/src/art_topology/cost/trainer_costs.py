@@ -5,6 +5,7 @@ of different work cost, and what happens once per step. Here are numbers alone, 
 thousands of them; :mod:`art_topology.cost.trainer_step` adds the reasons.
 """
 
+from collections import Counter
 from copy import copy
 from typing import Literal
 
@@ -43,7 +44,7 @@ class RowTime(msgspec.Struct, frozen=True, kw_only=True):
         backward_s: Its backward pass, without what is computed again.
         recompute_s: What it computes again.
         copies_s: Offload's copies of that rank, beside its work.
-        stage_s: Work or copies of each pipeline rank, whichever takes longer.
+        stage_s: Work of each pipeline rank, and what copies add to it.
         held: Weights of the rank that holds most.
     """
 
@@ -178,7 +179,8 @@ class TrainerCosts:
                     backward += end.backward_s
                     total += weights.total
             copies_s = self._copies_s(total, stage.layers, division) if copies else 0.0
-            paced_s = max(forward + backward + again, copies_s)
+            work_s = forward + backward + again
+            paced_s = work_s + self._copies_exposed_s(copies_s, work_s)
             stage_s.append(paced_s)
             if paced_s > best[0]:
                 best = (paced_s, pp_rank, forward, backward, again, copies_s)
@@ -193,6 +195,14 @@ class TrainerCosts:
             stage_s=tuple(stage_s),
             held=most,
         )
+
+    def all_layers_s(self, division: Division) -> float:
+        """All layers of the model, embedding and head for one row, forward and backward, as if on one
+        rank."""
+        sums, embedding, head = self._sums_of(division)
+        counts = Counter(self._numbers)
+        total = sum(n * (sums[number].forward_s + sums[number].backward_s) for number, n in counts.items())
+        return total + sum(end.forward_s + end.backward_s for end in (embedding, head))
 
     def kinds(self, division: Division, stage: StageContents) -> tuple[Times, Times]:
         """Forward and backward seconds of one row on one pipeline rank, for each of
@@ -236,6 +246,17 @@ class TrainerCosts:
             found = self._sums[division] = (sums[:-2], sums[-2], sums[-1])
         return found
 
+    def weights_of(self, division: Division, stage: StageContents) -> tuple[Held, float]:
+        """Weights that a rank holds, and how many of them belong to embedding and head. A head that is tied
+        to an embedding on the same rank is none of its own."""
+        held = self._held_by(stage, division)
+        _, embedding, head = self._held_of(division)
+        ends = embedding.total * stage.embedding + head.total * stage.loss
+        if stage.embedding and stage.loss and self.model.tied_embeddings:
+            tied = sum(m.local(division.tp).parameter_count for m in self.model.head_matrices())
+            return msgspec.structs.replace(held, dense=held.dense - tied), ends - tied
+        return held, ends
+
     def _held_by(self, stage: StageContents, division: Division) -> Held:
         held, held_embedding, held_head = self._held_of(division)
         total = Held()
@@ -254,6 +275,10 @@ class TrainerCosts:
                 held_by_head(self.model, division, self.workload),
             )
         return found
+
+    def _copies_exposed_s(self, copies_s: float, work_s: float) -> float:
+        """What copies add to the work beside them."""
+        return copies_s - min(self.calibration.copies_overlap * copies_s, work_s)
 
     def _copies_s(self, held: float, layers: int, division: Division) -> float:
         """Offload's copies for one row: weights in once for each pass; inputs of layers out and in again."""
@@ -287,7 +312,7 @@ class TrainerCosts:
             bubble_s=bubble_s(row.stage_s, vpp),
             slack_s=rows * slowest * slack(layout.pp, layout.dp, coupled_rows(layout), rows, variation),
             sends_s=self._sends_s(layout, vpp, rows),
-            copies_exposed_s=max(0.0, row.copies_s - row.compute_s),
+            copies_exposed_s=self._copies_exposed_s(row.copies_s, row.compute_s),
             reduce_s=reduce_s,
             gather_s=gather_s,
             hidden_s=min(hideable, row.backward_s),

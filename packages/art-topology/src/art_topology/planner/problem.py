@@ -1,0 +1,177 @@
+"""What a search is about: the model, the step, and a cluster of equal hosts."""
+
+import msgspec
+
+from art_topology.cluster import ClusterSpec
+from art_topology.cost.calibration import Calibration
+from art_topology.cost.trainer_costs import Recompute
+from art_topology.hardware import HardwareTable, Machine, default_hardware
+from art_topology.models import ModelDescription
+from art_topology.passes.model_facts import ModelFacts, facts_of
+from art_topology.planner.results import Split
+from art_topology.spec import SpecError
+from art_topology.workload import Offload, WorkloadSpec
+
+Savings = tuple[Recompute, tuple[Offload, ...]]
+"""What a rank does to need less memory: recomputation and offload."""
+
+OFFLOADS: tuple[tuple[Offload, ...], ...] = (
+    (),
+    ("optimizer",),
+    ("optimizer", "activations"),
+    ("optimizer", "activations", "weights"),
+)
+"""Offload that a search tries, one after the other: the next only where no recomputation fits with the one
+before. What copies cost beside the work is the least certain of all times, so that a layout without them is
+preferred."""
+SAVINGS: tuple[Savings, ...] = tuple(
+    (recompute, offload) for offload in OFFLOADS for recompute in ("none", "selective", "full")
+)
+"""All savings that a search tries."""
+
+HOST_MEMORY_FRACTION = 0.8
+"""Share of a host's memory that offload may fill; the rest is for rollouts, batches and the system."""
+MEMORY_FRACTION = 0.97
+"""Share of a GPU's memory that a trainer's rank may fill; the rest is for fragments and what is not known."""
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """A search.
+
+    Args:
+        model: The model.
+        facts: Sizes of the model that parallelism has to divide.
+        workload: The step.
+        machine: What all hosts are.
+        hosts: How many hosts.
+        gpus_per_host: GPUs of each.
+        memory_limit_bytes: What a trainer's rank may fill.
+        host_limit_bytes: What the offloads of all trainer ranks of a host may fill.
+        utilization: Share of a GPU's memory that the service may use.
+        savings: Recomputation and offload that are tried.
+        calibration: Constants of the costs.
+    """
+
+    model: ModelDescription
+    facts: ModelFacts
+    workload: WorkloadSpec
+    machine: Machine
+    hosts: int
+    gpus_per_host: int
+    memory_limit_bytes: int
+    host_limit_bytes: int
+    utilization: float
+    savings: tuple[Savings, ...]
+    calibration: Calibration
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs of the cluster."""
+        return self.hosts * self.gpus_per_host
+
+
+def problem_of(
+    model: ModelDescription,
+    cluster: ClusterSpec,
+    workload: WorkloadSpec,
+    *,
+    hardware: HardwareTable | None,
+    machine: str | None,
+    search_savings: bool,
+    gpu_memory_utilization: float,
+    calibration: Calibration | None,
+) -> Problem:
+    """Looks the hardware up.
+
+    Raises:
+        SpecError: the hosts have no GPU, differ, or name none that is in the table.
+    """
+    counts = {len(host.gpus) for host in cluster.hosts}
+    if counts != {max(counts)} or max(counts) == 0:
+        raise SpecError(
+            f"a plan needs hosts with equally many GPUs, at least one each; these have {sorted(counts)}"
+        )
+    names = {host.gpu_model for host in cluster.hosts}
+    if machine is None and (len(names) > 1 or None in names):
+        found = ", ".join(sorted(str(name) for name in names))
+        raise SpecError(
+            f"a plan needs GPUs of one kind, and the hosts say {found}: set gpu_model of every host to the "
+            "same name, or name the machine"
+        )
+    (per_host,) = counts
+    table = hardware or default_hardware()
+    node = table.machine(machine if machine is not None else str(names.pop()))
+    if per_host > node.gpus_per_host:
+        raise SpecError(f"hosts have {per_host} GPUs, but a {node.name} has {node.gpus_per_host}")
+    given: Savings = (workload.recompute, workload.offload)
+    return Problem(
+        model=model,
+        facts=facts_of(model),
+        workload=workload,
+        machine=node,
+        hosts=len(cluster.hosts),
+        gpus_per_host=per_host,
+        memory_limit_bytes=int(node.gpu.memory_bytes * MEMORY_FRACTION),
+        host_limit_bytes=int((node.host_memory_bytes or 0) * HOST_MEMORY_FRACTION),
+        utilization=gpu_memory_utilization,
+        savings=SAVINGS if search_savings else (given,),
+        calibration=calibration or Calibration(),
+    )
+
+
+_SHARED_HOSTS = 4
+"""Most hosts that are divided between trainer and service. Larger clusters give each whole hosts."""
+_EVERY_COUNT = 8
+"""Up to so many hosts every number of hosts is tried; above that, steps of a quarter of the power of two
+below."""
+
+
+def host_counts(hosts: int) -> tuple[int, ...]:
+    """How many hosts one side may have: 1 to 8, 10, 12, 14, 16, 20, 24, 28, 32, 40 and so on, and what is
+    left over when the other side has one of these."""
+    found, count, step = set(), 1, 1
+    while count < hosts:
+        found |= {count, hosts - count}
+        if count >= _EVERY_COUNT * step:
+            step *= 2
+        count += step
+    return tuple(sorted(found))
+
+
+def splits_of(problem: Problem, trainer_gpus: int | None) -> tuple[Split, ...]:
+    """All divisions of the cluster that the search considers: whole hosts for each side, or, on few hosts,
+    the same number of GPUs of every host. One host is always shared.
+
+    Args:
+        problem: The search.
+        trainer_gpus: Only those with so many GPUs for the trainer.
+    """
+    hosts, per_host = problem.hosts, problem.gpus_per_host
+    found: list[Split] = []
+    counts = set(host_counts(hosts))
+    if trainer_gpus is not None and trainer_gpus % per_host == 0 and 0 < trainer_gpus // per_host < hosts:
+        counts |= {trainer_gpus // per_host, hosts - trainer_gpus // per_host}
+    found += [
+        Split(
+            trainer_hosts=trained,
+            trainer_gpus_per_host=per_host,
+            service_hosts=served,
+            service_gpus_per_host=per_host,
+        )
+        for trained in sorted(counts)
+        for served in sorted(counts)
+        if trained + served <= hosts
+    ]
+    if hosts <= _SHARED_HOSTS:
+        found += [
+            Split(
+                trainer_hosts=hosts,
+                trainer_gpus_per_host=trained,
+                service_hosts=hosts,
+                service_gpus_per_host=served,
+                shared=True,
+            )
+            for trained in range(1, per_host)
+            for served in range(1, per_host - trained + 1)
+        ]
+    return tuple(s for s in found if trainer_gpus is None or s.trainer_gpus == trainer_gpus)
