@@ -80,7 +80,8 @@ gpus = ["GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a
 parallel = { tp = 2 }
 placements = [
   { device = "gpu", host_id = "a", gpus = [0, 1] },
-  { device = "gpu", host_id = "b", gpus = ["GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"] },
+  { device = "gpu", host_id = "b", gpus = [
+    "GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"] },
 ]
 
 [[services]]
@@ -96,12 +97,17 @@ cluster:
   nccl_transport: {net_name: IB}
   hosts:
     - {host_id: a, address: 10.0.0.1, cpu_slots: 2, gpus: [0, 1]}
-    - {host_id: b, address: "fd00::2", cpu_slots: 2, gpus: [GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071, GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071]}
+    - host_id: b
+      address: "fd00::2"
+      cpu_slots: 2
+      gpus: [GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071, GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071]
 trainer:
   parallel: {tp: 2}
   placements:
     - {device: gpu, host_id: a, gpus: [0, 1]}
-    - {device: gpu, host_id: b, gpus: [GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071, GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071]}
+    - device: gpu
+      host_id: b
+      gpus: [GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071, GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071]
 services:
   - name: judge
     base_model: meta/tiny
@@ -113,10 +119,12 @@ services:
 JSON = """
 {"cluster": {"startup_timeout_s": 120, "nccl_transport": {"net_name": "IB"}, "hosts": [
    {"host_id": "a", "address": "10.0.0.1", "cpu_slots": 2, "gpus": [0, 1]},
-   {"host_id": "b", "address": "fd00::2", "cpu_slots": 2, "gpus": ["GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"]}]},
+   {"host_id": "b", "address": "fd00::2", "cpu_slots": 2, "gpus": [
+     "GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"]}]},
  "trainer": {"parallel": {"tp": 2}, "placements": [
    {"device": "gpu", "host_id": "a", "gpus": [0, 1]},
-   {"device": "gpu", "host_id": "b", "gpus": ["GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"]}]},
+   {"device": "gpu", "host_id": "b", "gpus": [
+     "GPU-5f0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071", "GPU-6a0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f6071"]}]},
  "services": [{"name": "judge", "base_model": "meta/tiny", "leader": {"host": "10.0.0.1", "port": 8000},
    "members": [{"placement": {"device": "cpu", "host_id": "a"}}]}]}
 """

@@ -571,10 +571,11 @@ def test_two_faults_in_different_places_yield_both(data: st.DataObject) -> None:
 
 
 def interfere(*areas: str) -> bool:
-    """Places that are one in truth: an id in doubt, a list of GPUs, sizes that meet in one division."""
+    """Places that are one in truth: an id in doubt, a list of GPUs, sizes of one division."""
     pairs = [
         {"ids", "order"}, {"ids", "trainer"}, {"ids", "service 0"}, {"ids", "service 1"}, {"ids", "slots"},
-        {"ids", "leader 1"}, {"ids", "rendezvous"}, {"ids", "controller"}, {"ids", "uuids"}, {"order", "uuids"},
+        {"ids", "leader 1"}, {"ids", "rendezvous"}, {"ids", "controller"}, {"ids", "uuids"},
+        {"order", "uuids"},
         {"order", "trainer"}, {"addresses", "leader 1"}, {"trainer", "service 0"}, {"trainer", "model"},
         {"trainer", "workload"}, {"trainer", "nccl"}, {"trainer", "store"}, {"service 1", "slots"},
         {"service 1", "model"}, {"ids", "addresses"}, {"store", "model"}, {"workload", "ranks of adapters"},

@@ -170,8 +170,8 @@ def test_a_yaml_anchor_that_refers_to_itself_is_refused(text: str) -> None:
     [
         "a: !!int foo", "a: !!int ''", "a: !!bool foo", "a: !!float x", "a: !!timestamp x", "a: 2001-99-99",
         "a: !!binary '*'", "a: !!python/object:os.system x", "? [1]\n: 2", "a: =", "--- a\n--- b", "a: \x00",
-        "a: !!omap [1]", "a: !!pairs {b: c}", "a: !!set [1]", "%YAML 9.0\n---\na", "a: *nowhere", "? {a: 1}\n: b",
-        "a: 0x", "a: 1:99:99", "a: <<", "<<: 1", "a: {<<: [1]}",
+        "a: !!omap [1]", "a: !!pairs {b: c}", "a: !!set [1]", "%YAML 9.0\n---\na", "a: *nowhere",
+        "? {a: 1}\n: b", "a: 0x", "a: 1:99:99", "a: <<", "<<: 1", "a: {<<: [1]}",
     ],
 )  # fmt: skip
 def test_yaml_that_makes_no_sense(text: str) -> None:

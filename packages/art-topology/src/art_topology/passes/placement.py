@@ -9,6 +9,9 @@ from art_topology.passes.hosts import HostTable
 from art_topology.passes.workloads import Workload
 from art_topology.spec import GpuId
 
+_MOST_GUESSES = 20
+"""Host names that are compared with those of the cluster: with many, another cluster is meant."""
+
 type _Placed = tuple[Workload, int, GpuPlacement]
 """A placement, as a workload and an index."""
 
@@ -56,11 +59,13 @@ def check_leftovers(table: HostTable, workloads: Sequence[Workload], findings: F
 def _check_hosts_exist(table: HostTable, workload: Workload, findings: Findings) -> None:
     if not table.ids_are_unique:
         return
+    missing = 0
     for i, placement in enumerate(workload.placements):
         if placement.host_id in table.indices:
             continue
+        missing += 1
         path = f"{workload.path_of(i)}.host_id"
-        better = closest(placement.host_id, table.names)
+        better = closest(placement.host_id, table.names) if missing <= _MOST_GUESSES else None
         findings.report(
             "ART-T201",
             path,

@@ -155,7 +155,7 @@ MODEL_EXAMPLES: tuple[RuleExample, ...] = (
     ),
     example(
         "ART-T907",
-        "`recompute_num_layers` of megatron-core counts layers of a stage, and only under full recomputation.",
+        "`recompute_num_layers` of megatron-core counts layers of a stage, under full recomputation.",
         GPU_A,
         gpu_trainer("cp = 4"),
         workload(recompute="selective", recompute_layers=4),
