@@ -80,6 +80,23 @@ class StageContents(msgspec.Struct, frozen=True, kw_only=True):
     layers: int
 
 
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What all pipeline ranks hold: the distinct ones, and which of them each rank has."""
+
+    distinct: tuple[StageContents, ...]
+    of_rank: tuple[int, ...]
+
+
+class _StageTime(msgspec.Struct, frozen=True):
+    """Seconds of one row on one pipeline rank; ``paced_s`` with what copies add to the work."""
+
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+    copies_s: float
+    paced_s: float
+
+
 class _Sums(msgspec.Struct, frozen=True):
     """Seconds of a layer, or of an end: forward, backward, the core of attention."""
 
@@ -148,53 +165,58 @@ class TrainerCosts:
         other.workload = with_savings(self.workload, recompute, offload)
         return other
 
-    def contents(self, stages: StageLayout) -> tuple[StageContents, ...]:
+    def contents(self, stages: StageLayout) -> Contents:
         """What each pipeline rank holds."""
-        return tuple(self._contents(stages, pp_rank) for pp_rank in range(stages.pp))
+        each = tuple(self._contents(stages, pp_rank) for pp_rank in range(stages.pp))
+        distinct = tuple(dict.fromkeys(each))
+        return Contents(distinct=distinct, of_rank=tuple(distinct.index(stage) for stage in each))
 
-    def row_time(self, division: Division, contents: tuple[StageContents, ...]) -> RowTime:
+    def row_time(self, division: Division, contents: Contents) -> RowTime:
         """One row on stages of ranks that are divided so."""
-        sums, embedding, head = self._sums_of(division)
-        held, held_embedding, held_head = self._held_of(division)
-        recompute, copies = self.workload.recompute, bool(self.workload.offload)
-        best = (-1.0, 0, 0.0, 0.0, 0.0, 0.0)
-        stage_s, most, most_total = [], Held(), -1.0
-        for pp_rank, stage in enumerate(contents):
-            forward = backward = again = total = 0.0
-            for number, count in stage.counts:
-                shape = sums[number]
-                forward += count * shape.forward_s
-                backward += count * shape.backward_s
-                total += count * held[number].total
-                if recompute == "selective":
-                    again += count * shape.core_s
-            if recompute == "full":
-                again = sum(count * sums[number].forward_s for number, count in stage.again)
-            for present, end, weights in (
-                (stage.embedding, embedding, held_embedding),
-                (stage.loss, head, held_head),
-            ):
-                if present:
-                    forward += end.forward_s
-                    backward += end.backward_s
-                    total += weights.total
-            copies_s = self._copies_s(total, stage.layers, division) if copies else 0.0
-            work_s = forward + backward + again
-            paced_s = work_s + self._copies_exposed_s(copies_s, work_s)
-            stage_s.append(paced_s)
-            if paced_s > best[0]:
-                best = (paced_s, pp_rank, forward, backward, again, copies_s)
-            if total > most_total:
-                most, most_total = self._held_by(stage, division), total
+        found = [self._stage_time(stage, division) for stage in contents.distinct]
+        slowest = max(range(len(found)), key=lambda index: found[index].paced_s)
+        totals = [self._total(stage, division) for stage in contents.distinct]
+        fullest = contents.distinct[max(range(len(totals)), key=totals.__getitem__)]
+        time = found[slowest]
         return RowTime(
-            slowest=best[1],
-            forward_s=best[2],
-            backward_s=best[3],
-            recompute_s=best[4],
-            copies_s=best[5],
-            stage_s=tuple(stage_s),
-            held=most,
+            slowest=contents.of_rank.index(slowest),
+            forward_s=time.forward_s,
+            backward_s=time.backward_s,
+            recompute_s=time.recompute_s,
+            copies_s=time.copies_s,
+            stage_s=tuple(found[index].paced_s for index in contents.of_rank),
+            held=self._held_by(fullest, division),
         )
+
+    def _stage_time(self, stage: StageContents, division: Division) -> _StageTime:
+        sums, embedding, head = self._sums_of(division)
+        recompute = self.workload.recompute
+        forward = backward = again = 0.0
+        for number, count in stage.counts:
+            shape = sums[number]
+            forward += count * shape.forward_s
+            backward += count * shape.backward_s
+            if recompute == "selective":
+                again += count * shape.core_s
+        if recompute == "full":
+            again = sum(count * sums[number].forward_s for number, count in stage.again)
+        if stage.embedding:
+            forward += embedding.forward_s
+            backward += embedding.backward_s
+        if stage.loss:
+            forward += head.forward_s
+            backward += head.backward_s
+        work_s, copies_s = forward + backward + again, 0.0
+        if self.workload.offload:
+            copies_s = self._copies_s(self._total(stage, division), stage.layers, division)
+        paced_s = work_s + self._copies_exposed_s(copies_s, work_s)
+        return _StageTime(forward, backward, again, copies_s, paced_s)
+
+    def _total(self, stage: StageContents, division: Division) -> float:
+        """Weights that a rank holds."""
+        held, embedding, head = self._held_of(division)
+        layers = sum(count * held[number].total for number, count in stage.counts)
+        return layers + embedding.total * stage.embedding + head.total * stage.loss
 
     def all_layers_s(self, division: Division) -> float:
         """All layers of the model, embedding and head for one row, forward and backward, as if on one

@@ -85,7 +85,9 @@ def _kind_parts(
     per = f"{time.rows} row{plural} of {costs.row.tokens:,.0f} tokens on the slowest stage"
     parts = []
     division = Division(layout.tp, layout.cp, layout.ep, layout.etp)
-    forward, backward = costs.kinds(division, costs.contents(stages)[time.row.slowest])
+    contents = costs.contents(stages)
+    slowest = contents.distinct[contents.of_rank[time.row.slowest]]
+    forward, backward = costs.kinds(division, slowest)
     for kind, ahead, back in zip(KINDS, forward, backward, strict=True):
         why = f"{per}, each {_ms(ahead)} forward and {_ms(back)} backward: {reasons[kind]}"
         parts.append(CostPart(name=_NAMES[kind], total_s=time.rows * (ahead + back), why=why))

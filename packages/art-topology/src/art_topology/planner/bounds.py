@@ -7,7 +7,7 @@ above the limit here is above it there; what is below is asked again in full bef
 """
 
 from art_topology.cost.layers import Division
-from art_topology.cost.trainer_costs import StageContents, TrainerCosts, with_savings
+from art_topology.cost.trainer_costs import Contents, StageContents, TrainerCosts, with_savings
 from art_topology.memory.activations import kept_bytes, saved_tensors
 from art_topology.memory.assumptions import MemoryAssumptions
 from art_topology.memory.pipeline import in_flight
@@ -31,7 +31,7 @@ class TrainerBounds:
         self,
         division: Division,
         stages: StageLayout,
-        contents: tuple[StageContents, ...],
+        contents: Contents,
         savings: Savings,
         rows: int,
     ) -> float:
@@ -44,11 +44,14 @@ class TrainerBounds:
             savings: Recomputation and offload.
             rows: Fewest rows of a data-parallel rank.
         """
-        ends = {0, len(contents) - 1}
+        first, last = contents.of_rank[0], contents.of_rank[-1]
+        ends = [(0, contents.distinct[first])]
+        if last != first:
+            ends.append((stages.pp - 1, contents.distinct[last]))
         return max(
-            self._states(division, contents[rank], savings)
-            + self._activations(division, stages, contents[rank], rank, savings, rows)
-            for rank in ends
+            self._states(division, stage, savings)
+            + self._activations(division, stages, stage, rank, savings, rows)
+            for rank, stage in ends
         )
 
     def _states(self, division: Division, stage: StageContents, savings: Savings) -> float:

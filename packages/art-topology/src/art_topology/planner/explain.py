@@ -92,7 +92,7 @@ def _split_fault(problem: Problem, layout: PlannedLayout) -> tuple[str, str] | N
     if min(sizes) < 1 or hosts > problem.hosts or wanted > per_host:
         return (
             "split",
-            f"{hosts} hosts with {wanted} GPUs each are needed, at least one of each for trainer and service; "
+            f"{hosts} hosts with {wanted} GPUs each are needed, at least one for trainer and service; "
             f"the cluster has {problem.hosts} with {per_host}",
         )
     return None

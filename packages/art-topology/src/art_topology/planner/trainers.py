@@ -11,7 +11,7 @@ from math import lcm
 import msgspec
 
 from art_topology.cost.layers import Division
-from art_topology.cost.trainer_costs import RowTime, StageContents, TrainerCosts
+from art_topology.cost.trainer_costs import Contents, RowTime, TrainerCosts
 from art_topology.memory import MemoryEstimate, trainer_memory
 from art_topology.passes.trainer_division import Mesh, trainer_faults
 from art_topology.planner.bounds import TrainerBounds
@@ -47,7 +47,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     vpp: int
     text: str | None
     stages: StageLayout
-    contents: tuple[StageContents, ...]
+    contents: Contents
 
 
 class TrainerDivision(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,13 +200,20 @@ class Trainers:
         return self.bounds.at_least(division.axes, pipeline.stages, pipeline.contents, savings, rows)
 
     def memory(self, division: TrainerDivision, savings: Savings, world: int) -> MemoryEstimate:
-        """The memory of the fullest rank; of the first stage, if that is already more than there is."""
+        """The memory of the fullest rank, or of the first one that is found to need more than there is. Of
+        ranks that hold the same, the first has most rows in flight, so it stands for them."""
         workload, layout = self._by_savings[savings].workload, division.layout(world)
-        stages, model = division.pipeline.stages, self.problem.model
-        first = trainer_memory(model, layout, stages, workload, pp_rank=0)
-        if stages.pp == 1 or first.total_bytes > self.problem.memory_limit_bytes:
-            return first
-        return trainer_memory(model, layout, stages, workload)
+        pipeline, model = division.pipeline, self.problem.model
+        fullest: MemoryEstimate | None = None
+        for kind in range(len(pipeline.contents.distinct)):
+            rank = pipeline.contents.of_rank.index(kind)
+            found = trainer_memory(model, layout, pipeline.stages, workload, pp_rank=rank)
+            if fullest is None or found.total_bytes > fullest.total_bytes:
+                fullest = found
+            if fullest.total_bytes > self.problem.memory_limit_bytes:
+                break
+        assert fullest is not None
+        return fullest
 
     def never_fits(self, division: TrainerDivision, savings: Savings, world: int) -> bool:
         """Whether a larger estimate is known of the same division on other ranks: what does not depend on
