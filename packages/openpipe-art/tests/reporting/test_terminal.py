@@ -22,6 +22,7 @@ from art.reporting.events import (
     Stopping,
 )
 from art.reporting.live import LiveDisplay
+from art.reporting.output import Output
 from art.reporting.run_folder import EvaluationLine
 
 WIDTHS = (40, 60, 80, 120)
@@ -231,3 +232,22 @@ def test_a_deadline_that_only_looked_like_a_stop_is_taken_back(terminal: Termina
     assert terminal.lines()[-1] == "stopping ..."
     terminal.display.show(StepStarted(3, 25))
     terminal.wait_for_what_moves()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_is_said_before_and_after_a_run_breaks_no_word(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tty(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    title = 'art demo: SmolLM2-135M-Instruct learns to answer "maybe" (Ctrl-C ends it)'
+    terminal, pipe = Tty(), io.StringIO()
+    for stream in (terminal, pipe):
+        Output(stream).say(f"{title}\nsecond")
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert [word for line in lines for word in line.split()] == [*title.split(), "second"]
+    assert pipe.getvalue() == f"{title}\nsecond\n"

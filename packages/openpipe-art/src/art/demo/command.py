@@ -232,7 +232,7 @@ def _greet(settings: "Settings") -> None:
     from art.reporting.output import Output
 
     what = settings.model.name if settings.model else "SmolLM2-135M-Instruct"
-    Output(sys.stdout).line(f'art demo: {what} learns to answer "maybe" (Ctrl-C ends it)')
+    Output(sys.stdout).say(f'art demo: {what} learns to answer "maybe" (Ctrl-C ends it)')
 
 
 def _settings(options: argparse.Namespace) -> "Settings":
@@ -392,13 +392,14 @@ def _ended(error: Exception, out: TextIO | None) -> int:
     """Tells why a run failed, or why there was none to start; returns the exit status."""
     from art.distributed.monarch_cli import error_texts
     from art.reporting import DisplayError, RunFinishedError
+    from art.reporting.output import Output
 
     if isinstance(error, DisplayError) and error.closed:
         sys.stderr.write("art demo: nobody reads the output any more, so the run was stopped\n")
         return _BROKEN_PIPE
     if isinstance(error, RunFinishedError):
         if out is None:
-            print(error, flush=True)
+            Output(sys.stdout).say(str(error))
         else:
             _tell(out, "notice", text=str(error))
         return 0

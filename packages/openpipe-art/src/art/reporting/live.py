@@ -9,7 +9,6 @@ terminal to wrap, so that they can be copied.
 
 import re
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Sequence
 from typing import TextIO, cast
@@ -35,7 +34,7 @@ from art.reporting.events import (
     StepStarted,
     Stopping,
 )
-from art.reporting.output import Output
+from art.reporting.output import Output, wrapped
 
 WIDTH = 59
 _REFRESH_HZ = 8
@@ -161,16 +160,7 @@ class LiveDisplay:
         self._console.print(Text(line, style=style), soft_wrap=True)
 
     def _wrapped(self, text: str) -> str:
-        return "\n".join(
-            textwrap.fill(
-                line,
-                max(self._console.width, 10),
-                subsequent_indent="  ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            for line in text.splitlines()
-        )
+        return wrapped(text, self._console.width)
 
     def frame(self) -> Text:
         """What moves, at most :data:`WIDTH` characters wide, and an empty line."""

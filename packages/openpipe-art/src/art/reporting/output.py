@@ -8,6 +8,8 @@ redraws a live display, never raises.
 import contextlib
 import errno
 import os
+import shutil
+import textwrap
 from typing import TextIO
 
 from art.errors import ArtError
@@ -26,6 +28,16 @@ class DisplayError(ArtError):
     def __init__(self, text: str, *, closed: bool = False) -> None:
         super().__init__(text)
         self.closed = closed
+
+
+def wrapped(text: str, width: int) -> str:
+    """Lines of at most ``width`` characters, wrapped at words; a longer one, such as a path, is not broken."""
+    return "\n".join(
+        textwrap.fill(
+            line, max(width, 10), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        for line in text.splitlines()
+    )
 
 
 class Output:
@@ -69,6 +81,14 @@ class Output:
                 self._stream.flush()
             except (OSError, ValueError) as error:
                 self._give_up(error)
+
+    def say(self, text: str) -> None:
+        """Writes lines for people; on a terminal they are wrapped at words.
+
+        Raises:
+            DisplayError: they cannot be written.
+        """
+        self.line(wrapped(text, shutil.get_terminal_size().columns) if self.isatty() else text)
 
     def line(self, text: str) -> None:
         """Writes a line and hands it on.
