@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art_topology import GROUP_FAMILIES, GroupFamily, RankGroup, RankLayout
+from art_topology import (
+    GROUP_FAMILIES,
+    GpuPlacement,
+    GroupFamily,
+    MegatronTopologyConfig,
+    NcclTransportSpec,
+    NixlTransportSpec,
+    RankGroup,
+    RankLayout,
+    TrainerMeshSpec,
+    compile_topology,
+    homogeneous_cluster,
+)
 
 DENSE = ("tp", "cp", "dp", "pp")
 EXPERT = ("etp", "ep", "expert_dp", "pp")
@@ -294,3 +306,32 @@ def test_a_layout_whose_sides_differ_is_refused() -> None:
         RankLayout(tp=2, cp=1, dp=1, pp=1, etp=1, ep=1, expert_dp=1)
     with pytest.raises(ValueError, match="at least 1"):
         RankLayout(tp=0, cp=1, dp=1, pp=1, etp=1, ep=1, expert_dp=0)
+
+
+def test_131_072_gpus_compile_and_every_family_covers_them_once() -> None:
+    hosts = 16_384
+    addresses = [f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}" for i in range(1, hosts + 1)]
+    topology = compile_topology(
+        cluster=homogeneous_cluster(
+            addresses,
+            cpu_slots=8,
+            gpus_per_host=8,
+            nccl_transport=NcclTransportSpec(net_name="IB"),
+            nixl_transport=NixlTransportSpec(),
+        ),
+        trainer=TrainerMeshSpec(
+            placements=[GpuPlacement(host_id=f"host-{i}", gpus=tuple(range(8))) for i in range(hosts)],
+            parallel=MegatronTopologyConfig(tp=8, cp=4, pp=16, ep=64),
+        ),
+    )
+    assert topology.trainer is not None
+    layout = topology.trainer.layout
+    assert layout.world_size == 131_072
+    found = layout.groups_of(99_999)
+    for family in GROUP_FAMILIES:
+        size = len(next(layout.groups(family)))
+        members = layout.group_count(family) * size
+        ends = {"embedding": 2, "position-embedding": 1}
+        assert members == layout.world_size // 16 * ends.get(family, 16)
+        assert (99_999 in found[family]) if family in found else family in ends
+    assert topology.trainer.rank(99_999).host_id == "host-12499"

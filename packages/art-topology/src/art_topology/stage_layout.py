@@ -70,19 +70,18 @@ class StageLayout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_layers(self) -> int:
         """How many decoder layers all stages hold."""
-        return sum(stage.layer_count for stage in self.in_order)
+        last = self.stages[-1][-1]
+        return last.first_layer + last.layer_count
 
     @property
     def mtp_layers(self) -> int:
         """How many multi-token prediction layers there are."""
-        return sum(stage.mtp_layers for stage in self.in_order)
+        return sum(row[-1].mtp_layers for row in self.stages)
 
     @property
     def mtp_pp_rank(self) -> int | None:
         """The pipeline rank that holds the multi-token prediction layers; None if there are none."""
-        return next(
-            (rank for rank, row in enumerate(self.stages) if any(stage.mtp_layers for stage in row)), None
-        )
+        return next((rank for rank, row in enumerate(self.stages) if row[-1].mtp_layers), None)
 
     @property
     def mtp_standalone(self) -> bool:
@@ -284,7 +283,8 @@ def _check_mtp(layout: StageLayout) -> None:
     ]
     if len(places) > 1:
         raise StageError(
-            f"the {layout.mtp_layers} multi-token prediction layers are spread over {len(places)} stages",
+            f"the {sum(stage.mtp_layers for stage in layout.in_order)} multi-token prediction layers are "
+            f"spread over {len(places)} stages",
             "write every 'm' into one stage; the one of the loss always works",
             "pipeline_layout",
         )

@@ -1,0 +1,1 @@
+"""How long and how much memory rank groups take, beside megatron-core's generator; see README.md."""
