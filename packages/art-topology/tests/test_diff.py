@@ -215,7 +215,7 @@ def test_the_text_says_what_restarts_and_why() -> None:
         compiled(), compiled(services=policy(max_num_seqs=128), cluster=cluster(rpc_timeout_s=16))
     )
     assert diff.describe() == (
-        "restarts service 'policy'; the trainer's ranks, service 'judge' and the rollout workers stay warm\n"
+        "restarts service 'policy'; keeps the trainer's ranks, service 'judge' and the rollout workers warm\n"
         "- limit for a control message in seconds: 30.0 before, 16.0 now\n"
         "  restarts nothing: it is looked up the next time\n"
         "- requests at once (max_num_seqs) of service 'policy': 64 before, 128 now\n"

@@ -84,8 +84,8 @@ class TopologyDiff(msgspec.Struct, frozen=True, kw_only=True):
         if not self.changes:
             return "no difference"
         again = listed([str(part) for part in self.restarts]) or "nothing"
-        warm = listed([str(part) for part in self.warm])
-        return f"restarts {again}; {warm or 'nothing'} {'stay' if len(self.warm) > 1 else 'stays'} warm"
+        warm = listed([str(part) for part in self.warm]) or "nothing"
+        return f"restarts {again}; keeps {warm} warm"
 
     def describe(self) -> str:
         """All of it as text: a line for each change and, below it, what it restarts and why."""
