@@ -35,7 +35,8 @@ def test_a_run_that_is_finished_says_so_and_is_no_error(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(
-        f"the run in {tmp_path} is finished after 0 steps; there is nothing to resume\n"
+        f"the run in {tmp_path} is finished after 0 steps; there is nothing to resume. "
+        "To go on with it, let it take more than 1 step, for example --steps 11\n"
     )
 
 

@@ -31,7 +31,7 @@ class DisplayError(ArtError):
 
 
 def wrapped(text: str, width: int) -> str:
-    """Lines of at most ``width`` characters, wrapped at words; a longer one, such as a path, is not broken."""
+    """Lines of at most ``width`` characters, wrapped at words; a path stays whole."""
     return "\n".join(
         textwrap.fill(
             line, max(width, 10), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False

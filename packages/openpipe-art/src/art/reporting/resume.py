@@ -97,7 +97,11 @@ def read_resumable(folder: Path, steps: int | None = None) -> RunDescription:
     had = steps_of(description.settings)
     if description.finished and (steps is None or had is None or steps <= had):
         done = len(read_steps(folder))
-        more = "" if had is None else f". To go on with it, let it take more than {had} steps"
+        more = (
+            f". To go on with it, let it take more than {_steps(had)}, for example --steps {had + 10}"
+            if had is not None
+            else ""
+        )
         raise RunFinishedError(
             f"the run in {folder} is finished after {_steps(done)}; there is nothing to resume{more}"
         )
