@@ -22,6 +22,7 @@ from art_topology import (
     compile_topology,
     homogeneous_cluster,
 )
+from art_topology.ranks import GROUP_TITLES
 
 DENSE = ("tp", "cp", "dp", "pp")
 EXPERT = ("etp", "ep", "expert_dp", "pp")
@@ -299,6 +300,11 @@ def test_a_family_that_does_not_exist_is_refused() -> None:
     layout = RankLayout(tp=1, cp=1, dp=1, pp=1, etp=1, ep=1, expert_dp=1)
     with pytest.raises(ValueError, match="unknown group family 'zp'"):
         layout.group("zp", 0)  # type: ignore[arg-type]
+
+
+def test_every_family_has_a_title_of_its_own() -> None:
+    assert tuple(GROUP_TITLES) == GROUP_FAMILIES
+    assert len(set(GROUP_TITLES.values())) == len(GROUP_FAMILIES)
 
 
 def test_a_layout_whose_sides_differ_is_refused() -> None:

@@ -44,6 +44,26 @@ weights; ``position-embedding`` is the first stage alone."""
 GROUP_FAMILIES: tuple[GroupFamily, ...] = get_args(GroupFamily)
 """All sixteen names of :data:`GroupFamily`."""
 
+GROUP_TITLES: dict[GroupFamily, str] = {
+    "tp": "tensor parallel",
+    "cp": "context parallel",
+    "dp": "data parallel",
+    "pp": "pipeline parallel",
+    "tp-cp": "tensor and context parallel",
+    "tp-dp": "tensor and data parallel",
+    "tp-pp": "model parallel",
+    "cp-dp": "data parallel with context parallel",
+    "tp-cp-dp": "tensor and data parallel with context parallel",
+    "etp": "expert tensor parallel",
+    "ep": "expert parallel",
+    "expert-dp": "expert data parallel",
+    "etp-ep": "expert tensor and expert parallel",
+    "etp-ep-pp": "expert tensor, expert and pipeline parallel",
+    "embedding": "first and last stage, which share the embedding",
+    "position-embedding": "first stage, which embeds positions",
+}
+"""What each family is called in full."""
+
 _EXPERT_FAMILIES: dict[str, frozenset[str]] = {
     "etp": frozenset({"etp"}),
     "ep": frozenset({"ep"}),
