@@ -219,7 +219,7 @@ async def test_a_blocking_method_does_not_block_others_or_the_news_of_death(
     with pytest.raises(ActorDied) as caught:
         await blocked
     assert time.monotonic() - started < 3
-    assert str(caught.value) == f"busy (pid {actor.pid}) died: killed by SIGKILL"
+    assert str(caught.value).startswith(f"busy (pid {actor.pid}) died: killed by SIGKILL (")
     with pytest.raises(ActorDied):
         await actor.call("cancelled_count", deadline_s=10)
 
@@ -386,7 +386,7 @@ async def test_a_dead_rollout_worker_is_named_until_it_is_replaced(runtime: ArtR
     os.kill(victim.pid, signal.SIGKILL)
     survived, died = await asyncio.gather(*running, return_exceptions=True)
     assert isinstance(survived, art.Trajectory)
-    assert str(died) == f"rollout worker 1 (pid {victim.pid}) died: killed by SIGKILL"
+    assert str(died).startswith(f"rollout worker 1 (pid {victim.pid}) died: killed by SIGKILL (")
     with pytest.raises(ActorDied):
         await executor.run(1, user.rollout, MODEL, {}, None)
     await executor.restart_worker(1)

@@ -1,6 +1,7 @@
 """Trajectories and groups: what failed is kept as a failure and is never a reward."""
 
 import asyncio
+import gc
 import inspect
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 
 import art
+from art.awaiting import must_be_awaited
 from art.distributed import ActorDied, CallableError, PartFailed
 from art.errors import ArtError, GatherError
 from art.trajectories import gathering_group_id
@@ -280,6 +282,36 @@ async def test_gather_raises_the_first_failure_and_cancels_the_rest() -> None:
         await art.gather_trajectory_groups([art.TrajectoryGroup([waits()]), art.TrajectoryGroup([fails()])])
     assert isinstance(caught.value.__cause__, ValueError)
     assert cancelled.is_set()
+
+
+async def test_rollouts_whose_turn_never_came_are_given_up_without_a_word(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    started: list[str] = []
+
+    @must_be_awaited
+    async def rollout(name: str) -> art.Trajectory:
+        started.append(name)
+        return trajectory()
+
+    early = asyncio.ensure_future(asyncio.sleep(60, trajectory()))
+    gathering = asyncio.ensure_future(
+        art.gather_trajectory_groups([art.TrajectoryGroup([rollout("a"), rollout("b"), early])])
+    )
+    gathering.cancel()  # before it began
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
+    group = art.TrajectoryGroup([rollout("c"), early])
+    gathering = asyncio.ensure_future(art.gather_trajectory_groups([group]))
+    await asyncio.sleep(0)
+    gathering.cancel()  # its group has not begun
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
+    assert group.pending == 0
+    assert early.cancelled() or early.cancelling()
+    gc.collect()
+    assert started == []
+    assert [str(warning.message) for warning in recwarn.list] == []
 
 
 async def test_gather_allows_as_many_failures_as_it_is_told() -> None:

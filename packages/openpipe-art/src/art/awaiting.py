@@ -9,6 +9,9 @@ from typing import Any, NoReturn
 
 from art.user_code import AWAIT_HINT, caller_place, place
 
+_told_once: dict[str | tuple[str, type[Warning], int], int] = {}
+"""By which the warnings module knows the lines that were told."""
+
 
 class NotAwaitedWarning(RuntimeWarning):
     """A call of ART's did nothing, since nobody awaited it."""
@@ -36,6 +39,12 @@ def must_be_awaited[**P, T](
     return inspect.markcoroutinefunction(call)
 
 
+def hand_over(awaitable: object) -> None:
+    """Says that somebody else sees to it that ``awaitable`` is awaited, so that dropping it is no mistake."""
+    if isinstance(awaitable, _Call):
+        awaitable.handed_over = True
+
+
 class _Call[T](Coroutine[Any, Any, T]):
     """The coroutine of one call; the function's own is made when this one is first used.
 
@@ -48,6 +57,7 @@ class _Call[T](Coroutine[Any, Any, T]):
         self._make = make
         self._coroutine: Coroutine[Any, Any, T] | None = None
         self._closed = False
+        self.handed_over = False
         self._file = file
         self._line = line
 
@@ -94,6 +104,6 @@ class _Call[T](Coroutine[Any, Any, T]):
         )
 
     def __del__(self) -> None:
-        if self._coroutine is None and not self._closed:
+        if self._coroutine is None and not self._closed and not self.handed_over:
             text = f"{self.__qualname__}(...) was never awaited, so it did nothing: {AWAIT_HINT}"
-            warnings.warn_explicit(text, NotAwaitedWarning, self._file, self._line)
+            warnings.warn_explicit(text, NotAwaitedWarning, self._file, self._line, registry=_told_once)

@@ -70,6 +70,9 @@ async def gather_trajectory_groups(
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
+        for awaitable in awaitables:  # those whose turn had not come when the others were cancelled
+            if isinstance(awaitable, TrajectoryGroup):
+                awaitable.give_up()
         counter.end()
     if share and len(failures) > max_exceptions * rollouts:
         raise too_many()

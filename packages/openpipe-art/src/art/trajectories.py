@@ -9,7 +9,7 @@ import math
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import msgspec
 import pydantic
 
+from art.awaiting import hand_over
 from art.checked_model import CheckedModel
 from art.distributed.errors import CallableError, PartFailed
 from art.errors import RolloutFailed, TrajectoryError
@@ -304,6 +305,7 @@ class TrajectoryGroup:
             )
         for item in trajectories:
             if isinstance(item, Awaitable):
+                hand_over(item)
                 self._pending.append(item)
             else:
                 self._add(item)
@@ -323,6 +325,15 @@ class TrajectoryGroup:
     def pending(self) -> int:
         """How many rollouts are still to be awaited."""
         return len(self._pending)
+
+    def give_up(self) -> None:
+        """Drops what is still to be awaited: its rollouts are not run."""
+        pending, self._pending = self._pending, []
+        for rollout in pending:
+            if isinstance(rollout, Coroutine):
+                rollout.close()
+            elif isinstance(rollout, asyncio.Future):
+                rollout.cancel()
 
     def __await__(self) -> Generator[Any, None, "TrajectoryGroup"]:
         return self.resolve().__await__()

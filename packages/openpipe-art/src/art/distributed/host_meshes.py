@@ -174,7 +174,13 @@ async def _attach(
     while True:
         done, _ = await asyncio.wait({attached}, timeout=0.2)
         if done:
-            await attached
+            try:
+                await attached
+            except Exception as error:
+                raise StartupError(
+                    f"the worker at {address} could not be attached: {str(error).strip().splitlines()[0]}. Start "
+                    "again; where this machine is busy with other things, wait for them"
+                ) from error
             return mesh
         if process.poll() is not None:
             raise StartupError(f"the worker at {address} {_how_ended(process)} before it could be attached")

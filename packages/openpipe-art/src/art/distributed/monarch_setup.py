@@ -54,7 +54,7 @@ def prepare(transport: str, temp_dir: Path) -> None:
             ) from error
 
         configure(
-            get_proc_state_max_idle="30s", get_actor_state_max_idle="30s", mesh_attach_config_timeout="20s"
+            get_proc_state_max_idle="30s", get_actor_state_max_idle="30s", mesh_attach_config_timeout="60s"
         )
         try:
             monarch.actor.enable_transport(transport)
