@@ -90,8 +90,8 @@ def services(workers: int) -> list[VllmParallelSpec]:
 def brute_force(
     model: ModelDescription, cluster: ClusterSpec, workload: WorkloadSpec
 ) -> list[tuple[float, float]]:
-    """Step and sum of training and rollouts of every layout that can run, best first: each side of each layout
-    is asked for by itself, with the fastest recomputation of the first offload with which one fits."""
+    """Step and sum of training and rollouts of every layout that can run, best first: each side of each is
+    asked for by itself, with the fastest recomputation of the first offload with which one fits."""
     overhead = Calibration().loop_overhead_s
     results = []
     for split in all_splits(len(cluster.hosts), len(cluster.hosts[0].gpus)):

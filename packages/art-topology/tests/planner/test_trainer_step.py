@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from art_topology.cost import Calibration, StepCost, trainer_step_cost
-from art_topology.cost.calibration import ByArchitecture
+from art_topology.cost.calibration import everywhere
 from art_topology.hardware import LinkModel, Machine
 from art_topology.models import ModelDescription, flops_per_token
 from art_topology.ranks import RankLayout
@@ -77,11 +77,10 @@ def test_parts_add_up_and_say_why(moe: ModelDescription, rollouts: WorkloadSpec,
 def test_a_perfect_machine_takes_the_flops_over_the_peak(
     dense: ModelDescription, pretraining: WorkloadSpec, h100: Machine
 ) -> None:
-    every = ByArchitecture(ampere=1, ada=1, hopper=1, blackwell=1, other=1)
     perfect = Calibration(
-        matmul_fraction=every,
-        attention_forward_fraction=every,
-        attention_backward_fraction=replace(every, hopper=1.25),
+        matmul_fraction=everywhere(1),
+        attention_forward_fraction=everywhere(1),
+        attention_backward_fraction=everywhere(1.25),
         kernel_s=0,
         launch_s=0,
         kernel_passes=0,

@@ -17,6 +17,11 @@ class ByArchitecture(msgspec.Struct, frozen=True, kw_only=True):
         return float(getattr(self, architecture))
 
 
+def everywhere(value: float) -> ByArchitecture:
+    """The same value for every architecture."""
+    return ByArchitecture(ampere=value, ada=value, hopper=value, blackwell=value, other=value)
+
+
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """Fractions of peaks that software reaches, and overheads.
 
@@ -60,16 +65,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         loop_overhead_s: Time of a training step outside forward and backward in the loop, in seconds.
     """
 
-    matmul_fraction: ByArchitecture = ByArchitecture(
-        ampere=0.80, ada=0.75, hopper=0.68, blackwell=0.68, other=0.65
-    )
+    matmul_fraction: ByArchitecture = everywhere(0.68)
     grouped_fraction: float = 0.85
-    attention_forward_fraction: ByArchitecture = ByArchitecture(
-        ampere=0.60, ada=0.60, hopper=0.57, blackwell=0.57, other=0.5
-    )
-    attention_backward_fraction: ByArchitecture = ByArchitecture(
-        ampere=0.50, ada=0.50, hopper=0.47, blackwell=0.45, other=0.4
-    )
+    attention_forward_fraction: ByArchitecture = everywhere(0.57)
+    attention_backward_fraction: ByArchitecture = everywhere(0.47)
     sparse_forward_fraction: ByArchitecture = ByArchitecture(
         ampere=0.2, ada=0.2, hopper=0.40, blackwell=0.15, other=0.15
     )
