@@ -1,9 +1,14 @@
 """What can be said about an address without resolving it."""
 
-import ipaddress
+from __future__ import annotations
+
 import re
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    import ipaddress
 
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _PLAIN_IPV4 = re.compile(
@@ -113,6 +118,8 @@ def _malformation(address: str) -> str | None:
 
 
 def _no_host(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
+    import ipaddress
+
     if ip.is_multicast:
         return "a multicast group"
     if str(ip) == "255.255.255.255":
@@ -127,6 +134,8 @@ def _no_host(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
 
 
 def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    import ipaddress
+
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

@@ -41,7 +41,10 @@ class EndpointSpec(Spec, frozen=True, kw_only=True):
                 f"endpoint {self.host} has port 0, to be chosen by the host that listens; "
                 "use with_port() with the port it reported"
             )
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        if ":" not in self.host:
+            return f"{self.host}:{self.port}"
+        # The zone of a scoped address is set apart by %25 (RFC 6874).
+        return f"[{self.host.replace('%', '%25')}]:{self.port}"
 
     def url(self, path: str = "", *, scheme: str = "http") -> str:
         """``scheme://host:port/path``, or without a path ``scheme://host:port``.

@@ -1,6 +1,5 @@
 """What the compiler says: every rule has a stable code, every finding a place, the numbers and a way out."""
 
-import unicodedata
 from typing import Any, Literal
 
 import msgspec
@@ -77,6 +76,7 @@ RULES: dict[str, str] = {
     "ART-T809": "layers fill the pipeline stages",
     "ART-T810": "a pipeline layout holds the layers of the model",
     "ART-T811": "requests are no longer than the model's positions",
+    "ART-T812": "experts with biases are not divided by expert tensor parallelism",
     "ART-T901": "context and sequence parallelism divide a packed row",
     "ART-T902": "a row holds a prompt and its completion",
     "ART-T903": "a service takes a prompt and its completion",
@@ -159,6 +159,8 @@ def _cells(text: str) -> int:
     """How many columns of a terminal ``text`` takes."""
     if text.isascii():
         return len(text)
+    import unicodedata
+
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
     )

@@ -6,7 +6,6 @@ wrong is reported at once, with its line and column.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -14,16 +13,18 @@ import msgspec
 from art_topology.cluster import ClusterSpec
 from art_topology.compiler import compile_topology
 from art_topology.diagnostics import Diagnostic, TopologyError, severity_of
-from art_topology.positions import SourceText
-from art_topology.readers import FileFormat, read_file, read_values, source_of
 from art_topology.serving import ModelServiceSpec
 from art_topology.spec import Spec, SpecError
 from art_topology.trainer import TrainerMeshSpec
 from art_topology.workload import WorkloadSpec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from art_topology.compiled import RuntimeTopology
     from art_topology.models import ModelDescription
+    from art_topology.positions import SourceText
+    from art_topology.readers import FileFormat
 
 
 class ModelSpec(Spec, frozen=True, kw_only=True):
@@ -136,6 +137,10 @@ def read_topology(path: str | Path) -> TopologySource:
             values of the wrong type or range; or PyYAML is missing for YAML. ``diagnostics`` on it are
             everything found, with lines and columns.
     """
+    from pathlib import Path
+
+    from art_topology.readers import read_file
+
     path = Path(path)
     source, kind = read_file(path)
     return TopologySource(_spec(source, kind), source, path.parent)
@@ -155,6 +160,10 @@ def read_topology_text(
     Raises:
         SpecError: as for :func:`read_topology`.
     """
+    from pathlib import Path
+
+    from art_topology.readers import source_of
+
     source = source_of(text, kind, name)
     return TopologySource(_spec(source, kind), source, Path(folder))
 
@@ -197,6 +206,8 @@ def located(diagnostics: tuple[Diagnostic, ...], source: SourceText) -> tuple[Di
 
 
 def _spec(source: SourceText, kind: FileFormat) -> TopologySpec:
+    from art_topology.readers import read_values
+
     values = read_values(source, kind)
     try:
         return msgspec.convert(values, TopologySpec)

@@ -9,6 +9,7 @@ def local_cluster(
     *,
     cpu_slots: int,
     gpus: Iterable[int | str] = (),
+    gpu_model: str | None = None,
     startup_timeout_s: float = 90.0,
     rpc_timeout_s: float = 30.0,
 ) -> ClusterSpec:
@@ -18,13 +19,20 @@ def local_cluster(
         cpu_slots: How many CPU processes may be placed: rollout workers, CPU trainer ranks, CPU model
             workers.
         gpus: GPUs to use, by index or UUID.
+        gpu_model: What they are, such as "H200".
         startup_timeout_s: Limit for bringing up the workers, in seconds.
         rpc_timeout_s: Limit for one control message, in seconds.
 
     Raises:
         SpecError: a value has the wrong type or is out of range.
     """
-    host = HostSpec(host_id="local", address="127.0.0.1", cpu_slots=cpu_slots, gpus=tuple(gpus))
+    host = HostSpec(
+        host_id="local",
+        address="127.0.0.1",
+        cpu_slots=cpu_slots,
+        gpus=tuple(gpus),
+        gpu_model=gpu_model,
+    )
     return ClusterSpec(hosts=(host,), startup_timeout_s=startup_timeout_s, rpc_timeout_s=rpc_timeout_s)
 
 
@@ -33,11 +41,14 @@ def homogeneous_cluster(
     *,
     cpu_slots: int,
     gpus_per_host: int = 0,
+    gpu_model: str | None = None,
     startup_timeout_s: float = 90.0,
     rpc_timeout_s: float = 30.0,
     nccl_transport: NcclTransportSpec | None = None,
     nixl_transport: NixlTransportSpec | None = None,
     reserved_ports: Iterable[int] = (),
+    worker_port: int | None = None,
+    skypilot: bool = False,
 ) -> ClusterSpec:
     """Hosts "host-0", "host-1" ... in the node order of ``addresses``, all with the same slots, GPUs and
     ports.
@@ -46,11 +57,14 @@ def homogeneous_cluster(
         addresses: IP address or name of each host, by which the others reach it.
         cpu_slots: How many CPU processes may be placed on each host.
         gpus_per_host: How many GPUs each host has; they get the indices from 0 on.
+        gpu_model: What they are, such as "H200".
         startup_timeout_s: Limit for bringing up the workers of the whole cluster, in seconds.
         rpc_timeout_s: Limit for one control message, in seconds.
         nccl_transport: Required as soon as a GPU workload spans hosts.
         nixl_transport: Required as soon as expert parallelism spans hosts.
         reserved_ports: Ports that something else uses on every host.
+        worker_port: On which the Monarch worker of every host listens.
+        skypilot: Whether SkyPilot launches the hosts.
 
     Raises:
         SpecError: a value has the wrong type or is out of range, or there is no address.
@@ -64,6 +78,7 @@ def homogeneous_cluster(
             node_rank=rank,
             cpu_slots=cpu_slots,
             gpus=gpus,
+            gpu_model=gpu_model,
             reserved_ports=ports,
         )
         for rank, address in enumerate(addresses)
@@ -74,4 +89,6 @@ def homogeneous_cluster(
         rpc_timeout_s=rpc_timeout_s,
         nccl_transport=nccl_transport,
         nixl_transport=nixl_transport,
+        worker_port=worker_port,
+        skypilot=skypilot,
     )

@@ -22,6 +22,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         mlp_widths: Of dense MLPs and shared experts.
         experts: Routed experts of a layer.
         expert_widths: Of routed experts.
+        biased_experts: Whether some of their matrices add a bias.
         vocab_size: Tokens of the vocabulary.
         max_positions: Longest context the model was made for, in tokens, if it is known.
     """
@@ -34,6 +35,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     mlp_widths: tuple[int, ...]
     experts: tuple[int, ...]
     expert_widths: tuple[int, ...]
+    biased_experts: bool
     vocab_size: int
     max_positions: int | None
 
@@ -52,6 +54,7 @@ def facts_of(model: ModelDescription) -> ModelFacts:
     return ModelFacts(
         layers=len(model.layers),
         mtp_layers=len(model.mtp_layers),
+        biased_experts=any(getattr(mlp, "experts", 0) and getattr(mlp, "bias", False) for _, mlp in seen),
         vocab_size=model.vocab_size,
         max_positions=model.max_position_embeddings,
         **{name: tuple(sorted(sizes)) for name, sizes in found.items()},

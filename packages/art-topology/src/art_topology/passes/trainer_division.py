@@ -170,7 +170,10 @@ def _model(parallel: MegatronTopologyConfig, facts: ModelFacts) -> list[Fault]:
     if uneven is not None:
         message = f"ep={parallel.ep} does not divide the {uneven} experts of a layer"
         found.append(Fault(code="ART-T807", path=f"{PATH}.ep", message=message, fields=("ep",)))
-    if (width := undivided_expert(facts, parallel.etp)) is not None:
+    if facts.biased_experts and parallel.etp > 1:
+        message = f"etp={parallel.etp} divides experts that have biases, which megatron-core does not train"
+        found.append(Fault(code="ART-T812", path=f"{PATH}.etp", message=message, fields=("etp",)))
+    elif (width := undivided_expert(facts, parallel.etp)) is not None:
         message = f"etp={parallel.etp} does not divide an expert's width of {width}"
         found.append(Fault(code="ART-T808", path=f"{PATH}.etp", message=message, fields=("etp",)))
     return found

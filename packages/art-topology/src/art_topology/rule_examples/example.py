@@ -118,6 +118,21 @@ vocab_size = 32000
 max_position_embeddings = 4096
 """
 
+BIASED = """
+[model.config]
+model_type = "gpt_oss"
+hidden_size = 512
+num_hidden_layers = 8
+num_attention_heads = 8
+num_key_value_heads = 4
+head_dim = 64
+intermediate_size = 512
+num_local_experts = 8
+num_experts_per_tok = 2
+vocab_size = 32000
+max_position_embeddings = 4096
+"""
+
 LINEAR = """
 [model.config]
 model_type = "qwen3_next"

@@ -1,6 +1,7 @@
 """Examples of the rules on the model's sizes and the workload's lengths."""
 
 from art_topology.rule_examples.example import (
+    BIASED,
     DENSE,
     GPU_A,
     LINEAR,
@@ -103,6 +104,14 @@ MODEL_EXAMPLES: tuple[RuleExample, ...] = (
         service("policy", on_cpu("a"), "max_model_len = 8192"),
         DENSE,
         change={"8192": "4096"},
+    ),
+    example(
+        "ART-T812",
+        "`TransformerConfig` of megatron-core takes biases of experts only when etp is 1.",
+        GPU_A,
+        gpu_trainer("etp = 2"),
+        BIASED,
+        change={"etp = 2": "ep = 2"},
     ),
     example(
         "ART-T901",
