@@ -1,9 +1,12 @@
 """What `art demo` refuses, as a user sees it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 
 def test_what_is_no_run_is_refused_in_one_line_also_as_json(tmp_path: Path) -> None:
@@ -64,3 +67,29 @@ def test_a_folder_without_a_model_is_refused_before_anything_starts(tmp_path: Pa
     assert str(tmp_path) in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+@pytest.mark.parametrize("where", ["full", "closed pipe"])
+def test_output_that_cannot_be_written_ends_it_with_one_line_before_anything_starts(
+    tmp_path: Path, where: str, more: list[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "art.cli", "demo", "--run-dir", tmp_path / "run", *more],
+            stdout=full if where == "full" else writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    os.close(writer)
+    (line,) = done.stderr.splitlines()
+    if where == "full":
+        assert done.returncode == 1
+        assert line.startswith("art demo: the output cannot be written")
+    else:
+        assert done.returncode == 141
+        assert line == "art demo: nobody reads the output any more, so the run was stopped"
+    assert not (tmp_path / "run" / "generations").exists()

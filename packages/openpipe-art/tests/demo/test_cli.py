@@ -296,7 +296,6 @@ COMMANDS = [
     ["doctor"],
     ["doctor", "--json"],
     ["demo", "--help"],
-    ["demo", "--resume"],
 ]
 
 
@@ -307,10 +306,9 @@ def with_empty_cache(folder: Path) -> dict[str, str]:
 def written_to(
     out: int | IO[str], arguments: list[str], folder: Path, *, unbuffered: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    run = [str(finish(stopped_run(folder / "run")))] if arguments == ["demo", "--resume"] else []
     environment = with_empty_cache(folder) | {"PYTHONUNBUFFERED": "x" * unbuffered}
     return subprocess.run(
-        [sys.executable, "-m", "art.cli", *arguments, *run],
+        [sys.executable, "-m", "art.cli", *arguments],
         stdout=out,
         stderr=subprocess.PIPE,
         text=True,
@@ -329,14 +327,11 @@ def test_output_that_cannot_be_written_is_one_line(
         done = written_to(full, arguments, tmp_path, unbuffered=unbuffered)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("art")
-    if have_extras() or arguments != ["demo", "--resume"]:
-        assert "cannot be written" in line
-        assert "No space left on device" in line
+    assert line == "art: the output cannot be written: No space left on device"
 
 
 @pytest.mark.parametrize("unbuffered", [False, True])
-@pytest.mark.parametrize("arguments", COMMANDS[:5], ids=" ".join)
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_a_pipe_that_nobody_reads_is_left_quietly(
     tmp_path: Path, arguments: list[str], unbuffered: bool
 ) -> None:
@@ -455,10 +450,6 @@ def test_narrow_terminals_get_their_text(columns: str, tmp_path: Path) -> None:
         )  # fmt: skip
         assert len(done.stdout) > 500
         assert done.stderr == ""
-
-
-def have_extras() -> bool:
-    return importlib.util.find_spec("monarch") is not None
 
 
 def test_a_warning_is_called_one(
