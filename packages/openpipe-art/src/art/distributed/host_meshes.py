@@ -177,9 +177,10 @@ async def _attach(
             try:
                 await attached
             except Exception as error:
+                reason = str(error).strip().splitlines()[0]
                 raise StartupError(
-                    f"the worker at {address} could not be attached: {str(error).strip().splitlines()[0]}. Start "
-                    "again; where this machine is busy with other things, wait for them"
+                    f"the worker at {address} could not be attached: {reason}. Start again, when this "
+                    "machine is less busy"
                 ) from error
             return mesh
         if process.poll() is not None:
