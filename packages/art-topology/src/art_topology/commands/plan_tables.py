@@ -1,0 +1,232 @@
+"""What ``plan`` shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from art_topology.commands.documents import PartRow, PlanDocument, PlanRow, RejectionRow
+from art_topology.commands.output import say, table
+from art_topology.commands.plan import gib
+from art_topology.commands.sources import counted
+from art_topology.models import parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from art_topology.commands.plan_inputs import Asked
+    from art_topology.planner import Plan, PlanReport
+
+
+def show_plans(problem: Asked, report: PlanReport, limit: int) -> None:
+    """The heading and the table of plans."""
+    _show_problem(problem)
+    told = f"{report.searched:,} divisions of trainer and service in {report.duration_s:.1f} s"
+    say(f"searched   {told}")
+    say()
+    if not report.ranked:
+        say("no layout can run; why, by first reason:", "bold red")
+        say()
+        return
+    rows = [
+        [
+            str(number),
+            f"{plan.score:,.1f}",
+            f"{plan.cost.step_s:,.1f}",
+            f"{plan.cost.trainer.step_s:,.1f}",
+            f"{plan.cost.rollout.rollout_s:,.1f}",
+            f"{plan.cost.trainer.mfu:.1%}",
+            gib(plan.trainer_memory.total_bytes),
+            gib(plan.service_memory.kv_budget_bytes),
+            plan.layout.name,
+        ]
+        for number, plan in enumerate(report.ranked[:limit], start=1)
+    ]
+    names = ("#", "tokens/s/GPU", "step s", "train s", "rollout s", "MFU", "trainer GiB", "KV GiB", "layout")
+    table(names, rows, right=range(8))
+    say()
+    say("tokens/s/GPU: completion tokens trained on, per GPU of the cluster. --why N explains every number.")
+
+
+def _show_problem(problem: Asked) -> None:
+    count, machine = parameters(problem.model), problem.machine
+    active = f", {count.active / 1e9:,.2f} billion active" if count.active != count.total else ""
+    say(f"model      {problem.model.model_type}, {count.total / 1e9:,.2f} billion parameters{active}")
+    hosts = counted(len(problem.cluster.hosts), "host")
+    gpu = f"{machine.gpu.name} ({gib(machine.gpu.memory_bytes)} GiB)"
+    link = f", {machine.scale_out.name} between hosts" if len(problem.cluster.hosts) > 1 else ""
+    say(
+        f"cluster    {hosts} {machine.name}, {problem.gpus:,} x {gpu}, {machine.scale_up.name} within hosts{link}"
+    )
+    step = problem.workload
+    weights = f"adapters of rank {step.lora_rank}" if step.lora_rank is not None else "all weights"
+    say(
+        f"workload   {counted(step.groups_per_step, 'group')} of {step.group_size:,} with "
+        f"{step.prompt_tokens:,} + {step.completion_tokens:,} tokens in {counted(step.rows_per_step, 'row')} of "
+        f"{step.packed_sequence_length:,}; {weights}, {step.dtype} ({problem.workload_source})"
+    )
+    for assumption in problem.model.assumptions:
+        say(f"assumed    {assumption}")
+
+
+def show_why(problem: Asked, plan: Plan, number: int) -> None:
+    """Every number of one plan, part by part."""
+    cost, memory, service = plan.cost, plan.trainer_memory, plan.service_memory
+    _show_problem(problem)
+    say()
+    say(f"plan {number}: {plan.layout.name}", "bold")
+    say(
+        f"{plan.score:,.1f} accepted tokens per second and GPU: {cost.accepted_tokens_per_s:,.0f} over {cost.gpus:,} GPUs"
+    )
+    say(f"a step of the loop takes {cost.step_s:,.2f} s: {cost.why}")
+    say()
+    trainer = cost.trainer
+    say(
+        f"training step: {trainer.step_s:,.2f} s on {counted(trainer.gpus, 'GPU')}, "
+        f"{trainer.tokens_per_s:,.0f} tokens/s, MFU {trainer.mfu:.1%}",
+        "bold",
+    )
+    _show_times(trainer.parts)
+    say(f"MFU: {trainer.useful_flops:.4g} useful FLOP / {trainer.step_s:,.2f} s / {trainer.gpus:,} GPUs / "
+        f"{trainer.peak_flops:.4g} FLOP/s of peak")  # fmt: skip
+    say()
+    rollout = cost.rollout
+    say(
+        f"rollouts: {rollout.rollout_s:,.2f} s on {counted(rollout.gpus, 'GPU')}, {rollout.tokens_per_s:,.0f} "
+        f"tokens/s, {rollout.concurrent_sequences:,.0f} sequences at once",
+        "bold",
+    )
+    _show_times(rollout.parts)
+    say()
+    say("publication of a policy", "bold")
+    _show_times((cost.publication,))
+    say()
+    limit = gib(problem.machine.gpu.memory_bytes)
+    say(
+        f"memory of the trainer's fullest rank (stage {memory.pp_rank}): {gib(memory.total_bytes)} of {limit} GiB",
+        "bold",
+    )
+    _show_bytes(memory.parts)
+    if memory.host_parts:
+        say()
+        say(f"in host memory, for each rank: {gib(memory.host_bytes)} GiB", "bold")
+        _show_bytes(memory.host_parts)
+    say()
+    say(
+        f"memory of the service's fullest worker: {gib(service.kv_budget_bytes)} of {limit} GiB are for the KV cache",
+        "bold",
+    )
+    _show_bytes(service.parts)
+    say(
+        f"{service.kv_bytes_per_token:,.0f} bytes for a token, {service.kv_bytes_per_sequence / 2**20:,.1f} MiB "
+        f"for a sequence: {service.max_concurrent_sequences:,} sequences fit at once"
+    )
+
+
+def _show_times(parts: Iterable[Any]) -> None:
+    rows = [
+        [part.name, _seconds(part.exposed_s), _seconds(part.hidden_s) if part.hidden_s else "", part.why]
+        for part in parts
+    ]
+    table(("part", "s", "hidden s", "why"), rows, right=(1, 2))
+
+
+def _show_bytes(parts: Iterable[Any]) -> None:
+    table(("part", "GiB", "why"), [[part.name, gib(part.bytes), part.why] for part in parts], right=(1,))
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.3f}" if seconds < 10 else f"{seconds:,.1f}"
+
+
+def show_rejected(report: PlanReport) -> None:
+    """Why divisions cannot run, by first reason."""
+    say()
+    say("cannot run, by first reason", "bold")
+    rows = [
+        [found.side, found.code, f"{found.count:,}", f"{_half(found)}: {found.example.reason}"]
+        for found in report.rejected
+    ]
+    table(("side", "code", "how many", "for example"), rows, right=(2,))
+
+
+def _half(found: Any) -> str:
+    """The rejected side of the example's name."""
+    trainer, _, service = found.example.layout.name.partition(" + ")
+    return trainer if found.side == "trainer" else str(service)
+
+
+def plan_document(problem: Asked, report: PlanReport, limit: int, written: str | None) -> PlanDocument:
+    """The whole answer, for programs."""
+    count, machine = parameters(problem.model), problem.machine
+    return PlanDocument(
+        ok=bool(report.ranked),
+        model_type=problem.model.model_type,
+        parameters=count.total,
+        active_parameters=count.active,
+        machine=machine.name,
+        gpu=machine.gpu.name,
+        gpu_memory_bytes=machine.gpu.memory_bytes,
+        network=machine.scale_out.name,
+        hosts=len(problem.cluster.hosts),
+        gpus=problem.gpus,
+        workload=msgspec.to_builtins(problem.workload),
+        assumptions=problem.model.assumptions,
+        searched=report.searched,
+        duration_s=report.duration_s,
+        plans=tuple(_row(number, plan) for number, plan in enumerate(report.ranked[:limit], start=1)),
+        rejected=tuple(
+            RejectionRow(
+                side=found.side,
+                code=found.code,
+                count=found.count,
+                example=_half(found),
+                reason=found.example.reason,
+            )
+            for found in report.rejected
+        ),
+        written=written,
+    )
+
+
+def _row(number: int, plan: Plan) -> PlanRow:
+    cost = plan.cost
+    return PlanRow(
+        number=number,
+        name=plan.layout.name,
+        score=plan.score,
+        step_s=cost.step_s,
+        trainer_step_s=cost.trainer.step_s,
+        rollout_s=cost.rollout.rollout_s,
+        publication_exposed_s=cost.publication.exposed_s,
+        accepted_tokens_per_s=cost.accepted_tokens_per_s,
+        trainer_tokens_per_s=cost.trainer.tokens_per_s,
+        mfu=cost.trainer.mfu,
+        trainer_gpus=plan.layout.trainer_gpus,
+        service_gpus=plan.layout.service_gpus,
+        trainer=msgspec.to_builtins(plan.layout.trainer) | {"dp": plan.layout.dp},
+        service=msgspec.to_builtins(plan.layout.service),
+        recompute=plan.layout.recompute,
+        offload=plan.layout.offload,
+        pace=cost.why,
+        trainer_memory=_bytes(plan.trainer_memory.parts),
+        trainer_memory_bytes=plan.trainer_memory.total_bytes,
+        trainer_host_memory_bytes=plan.trainer_memory.host_bytes,
+        service_memory=_bytes(plan.service_memory.parts),
+        kv_budget_bytes=plan.service_memory.kv_budget_bytes,
+        concurrent_sequences=plan.service_memory.max_concurrent_sequences,
+        trainer_time=_times(cost.trainer.parts),
+        rollout_time=_times(cost.rollout.parts),
+    )
+
+
+def _bytes(parts: Iterable[Any]) -> tuple[PartRow, ...]:
+    return tuple(PartRow(name=part.name, why=part.why, bytes=part.bytes) for part in parts)
+
+
+def _times(parts: Iterable[Any]) -> tuple[PartRow, ...]:
+    return tuple(
+        PartRow(name=part.name, why=part.why, exposed_s=part.exposed_s, hidden_s=part.hidden_s)
+        for part in parts
+    )
