@@ -1,4 +1,18 @@
-"""The constants of the cost model: global, few, each with its reason. None belongs to a model or a layout."""
+"""The constants of the cost model: global and few. None belongs to a model, a layout or a measurement.
+
+Where they come from, as the end of each description says:
+
+- *calibrated*: on the rows marked "calibrate" of the package's ``accuracy`` folder (NeMo on H100, mostly
+dense
+  models), by the mean absolute logarithmic error, within what the sources below allow. It is flat around the
+  chosen values: no other set on a coarse grid was better by more than a fifth of a percentage point.
+- *NCCL*, *DeepEP*, *Megatron*: read in the source or documentation of that program.
+- *measured*: by the project on its own runs.
+- *assumed*: nobody has published it; the value is an order of magnitude. What rests on it (sparse attention
+above
+  all, and how far copies and rollouts overlap with other work) is a guess and should be measured before much
+  is built on it.
+"""
 
 import msgspec
 
@@ -23,46 +37,57 @@ def everywhere(value: float) -> ByArchitecture:
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Fractions of peaks that software reaches, and overheads.
+    """Fractions of peaks that software reaches, and overheads. The defaults are used everywhere.
 
     Args:
-        matmul_fraction: Of the dense peak, for large matrix products.
+        matmul_fraction: Of the dense peak, for large matrix products. Calibrated; one value, since only
+            Hopper has enough rows (cuBLAS alone reaches 0.7 to 0.8).
         grouped_fraction: Of what one product reaches, for the products of many experts in one kernel.
-        attention_forward_fraction: Of the dense peak, for the core of dense attention.
-        attention_backward_fraction: Likewise for its backward pass.
+            Calibrated.
+        attention_forward_fraction: Of the dense peak, for the core of dense attention. Calibrated.
+        attention_backward_fraction: Likewise for its backward pass. Calibrated.
         sparse_forward_fraction: Of the dense peak, for attention to selected keys, which are gathered.
+            Assumed; lower on Blackwell, where TileLang's kernels use the older tensor instructions.
         sparse_backward_fraction: Likewise for its backward pass, which adds up gradients by atomic
-            operations.
+            operations. Assumed.
         indexer_fraction: Of the dense peak, for the scores of the indexer with the selection of its top keys.
-        linear_attention_fraction: Of the dense peak, for chunked linear attention.
-        memory_fraction: Of the memory bandwidth, for kernels that it bounds.
+            Assumed.
+        linear_attention_fraction: Of the dense peak, for chunked linear attention. Assumed.
+        memory_fraction: Of the memory bandwidth, for kernels that it bounds. Calibrated.
         kernel_s: Time of a kernel beyond its arithmetic: start, first loads, last tile, in seconds.
+            Calibrated.
         tile_rows: Rows of a tile of a grouped product; half a tile per expert is lost on average.
-        launches_per_layer: Kernels that the host starts for the forward pass of a layer; a layer takes at
-            least their launches.
-        launch_s: Time the host needs for a launch, in seconds.
+        launches_per_layer: Kernels that the host starts for the forward pass of a layer, twice as many with
+            experts; a layer takes at least their launches. Megatron.
+        launch_s: Time the host needs for a launch, in seconds. Assumed. Dispatchers that split and join rows
+            expert by expert need several times as much; the planner's are fused.
         kernel_passes: How often a layer reads or writes its activations outside matrix products, in units of
-            the hidden size per token: norms, residuals, rotations, casts.
-        nvlink_fraction: Of a scale-up link, for collectives.
-        network_fraction: Of a network link, for collectives.
-        host_fraction: Of a host link, for copies.
-        collective_s: Start of one collective, in seconds.
-        small_message_latency: Latency of NCCL's LL protocol over that of its Simple protocol: 0.6 of 3.4 us
-            on NVLink, 2.7 of 14 us on a network (src/graph/tuning.cc).
-        small_message_rate: Its rate over the other's; half of what LL sends are flags.
-        expert_variation: Standard deviation of the tokens of an expert over their mean, where a router is not
-            balanced by a loss: reinforcement learning freezes it, pretraining balances it.
-        row_variation: Standard deviation of the work of a row over its mean, for rows packed from documents.
-        dp_overlap: How much of the synchronization of gradients can run behind the backward pass.
-        copies_overlap: How much of offload's copies can run behind the work of a row.
-        optimizer_bytes: Bytes that the optimizer reads and writes for each parameter it holds.
-        decode_attention_fraction: Of the dense peak, for the core of attention in a decode step.
-        decode_collective_s: Start of a collective within a CUDA graph, in seconds.
+            the hidden size per token: norms, residuals, rotations, casts. Calibrated.
+        nvlink_fraction: Of an NVLink, for collectives. Calibrated.
+        network_fraction: Of a network link, for collectives. NCCL and DeepEP report 0.85 to 0.95.
+        host_fraction: Of a host or PCIe link, for copies and collectives. Assumed.
+        collective_s: Start of one collective, in seconds. NCCL (baseLat, ring, Simple).
+        small_message_latency: Latency of the LL protocol over that of the Simple protocol: 0.6 of 3.4 us on
+            NVLink, 2.7 of 14 us on a network. NCCL (src/graph/tuning.cc).
+        small_message_rate: Its rate over the other's; half of what LL sends are flags. NCCL.
+        expert_variation: Standard deviation of the tokens of an expert over their mean, where no loss
+            balances the router: rows of reinforcement learning; pretraining is taken as balanced. Assumed.
+        row_variation: Standard deviation of the work of a row over its mean, for rows packed from documents
+            of different lengths. Assumed.
+        dp_overlap: How much of the synchronization of gradients can run behind the backward pass. Assumed.
+        copies_overlap: How much of offload's copies can run behind the work of a row. Assumed.
+        optimizer_bytes: Bytes that the optimizer reads and writes for each parameter it holds: gradient,
+            master copy, two moments, and the weight. Megatron.
+        decode_attention_fraction: Of the dense peak, for the core of attention in a decode step. Assumed.
+        decode_collective_s: Start of a collective within a CUDA graph, in seconds. Assumed.
         decode_step_s: Time of an engine step outside kernels: scheduling, sampling, output, in seconds.
+            Assumed.
         prefill_fraction: Of the time that arithmetic says, what prefill reaches between decode steps.
-        decode_launches_per_layer: Kernels of a layer in a decode step, started by a CUDA graph.
-        graph_launch_s: Time of such a start, in seconds.
+            Assumed.
+        decode_launches_per_layer: Kernels of a layer in a decode step, started by a CUDA graph. Assumed.
+        graph_launch_s: Time of such a start, in seconds. Assumed.
         loop_overhead_s: Time of a training step outside forward and backward in the loop, in seconds.
+            Measured (GLM-5.2 on B300).
     """
 
     matmul_fraction: ByArchitecture = everywhere(0.68)

@@ -54,6 +54,7 @@ def plan_of(
         workload=costs.workload,
         trainer_memory=estimate,
         service_memory=served.memory,
+        gpu_memory_utilization=problem.utilization,
         cost=loop_cost(
             problem.model,
             problem.workload,

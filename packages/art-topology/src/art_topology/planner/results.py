@@ -138,6 +138,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         trainer_memory: Of the trainer's fullest rank.
         service_memory: Of the service's fullest worker.
         cost: Of one step of the loop.
+        gpu_memory_utilization: Share of each GPU's memory that the service may use.
     """
 
     layout: PlannedLayout
@@ -145,6 +146,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     trainer_memory: MemoryEstimate
     service_memory: ServiceMemory
     cost: LoopCost
+    gpu_memory_utilization: float = 0.9
 
     @property
     def score(self) -> float:
