@@ -355,8 +355,10 @@ def test_the_number_of_trainer_gpus_can_be_given(dense: ModelDescription, rollou
     report = plan(model=dense, cluster=cluster_of(3, 8), workload=rollouts, trainer_gpus=16, limit=8)
     assert report.ranked
     assert {found.layout.trainer_gpus for found in report.ranked} == {16}
-    none = plan(model=dense, cluster=cluster_of(3, 8), workload=rollouts, trainer_gpus=17)
-    assert none.ranked == ()
+    with pytest.raises(SpecError, match="no division of 3 x 8 GPUs gives the trainer 17 of them"):
+        plan(model=dense, cluster=cluster_of(3, 8), workload=rollouts, trainer_gpus=17)
+    with pytest.raises(SpecError, match="no division of 1 x 1 GPUs gives trainer and service GPUs"):
+        plan(model=dense, cluster=cluster_of(1, 1), workload=rollouts)
 
 
 def test_clusters_that_cannot_be_planned_are_refused(dense: ModelDescription, rollouts: WorkloadSpec) -> None:

@@ -33,6 +33,7 @@ from art_topology.planner.results import (
 from art_topology.planner.services import Served, ServiceRefusal, serve, service_divisions
 from art_topology.planner.trainers import Refusal, TrainerDivision, Trainers
 from art_topology.serving import VllmParallelSpec
+from art_topology.spec import SpecError
 from art_topology.trainer import MegatronTopologyConfig
 from art_topology.workload import WorkloadSpec
 
@@ -66,7 +67,8 @@ def plan(
         calibration: Other constants of the costs than the defaults.
 
     Raises:
-        SpecError: the hosts have no GPU, differ, or name none that is in the table.
+        SpecError: the hosts have no GPU, differ, or name none that is in the table; or their GPUs cannot be
+            divided between trainer and service, or not so that the trainer has ``trainer_gpus``.
     """
     started = perf_counter()
     problem = problem_of(
@@ -79,7 +81,14 @@ def plan(
         gpu_memory_utilization=gpu_memory_utilization,
         calibration=calibration,
     )
-    search = Search(problem, splits_of(problem, trainer_gpus))
+    splits = splits_of(problem, trainer_gpus)
+    if not splits:
+        wanted = "trainer and service GPUs" if trainer_gpus is None else f"the trainer {trainer_gpus} of them"
+        raise SpecError(
+            f"no division of {problem.hosts} x {problem.gpus_per_host} GPUs gives {wanted}: each side has whole "
+            "hosts, or on up to 4 hosts as many GPUs of every host"
+        )
+    search = Search(problem, splits)
     ranked = tuple(search.run(limit))
     return PlanReport(
         ranked=ranked,
