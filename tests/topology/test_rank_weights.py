@@ -98,14 +98,13 @@ class _Core(torch.nn.Module):
         super().__init__()
 
 
-class _Replicated(torch.nn.Linear):
-    """A down-projection on every rank, as Transformer Engine's spec has it; the local one divides it."""
-
-    def __init__(self, inputs: int, outputs: int, **_: Any) -> None:
-        super().__init__(inputs, outputs, bias=False)
-
-
-_DOWN = {"linear_q_down_proj": _Replicated, "linear_kv_down_proj": _Replicated}
+def _weights(model: torch.nn.Module, tp: int) -> int:
+    """Weights of the model. The local spec divides latent down-projections, which Transformer Engine's (the
+    one that trains on GPUs) has on every rank."""
+    return sum(
+        weight.numel() * (tp if name.endswith(("q_down_proj.weight", "kv_down_proj.weight")) else 1)
+        for name, weight in model.named_parameters()
+    )
 
 
 def _options(config: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +174,7 @@ def _built(config: dict[str, Any], tp: int, pp: int, ep: int, etp: int, pp_rank:
     )
     if latent:
         attention = spec.submodules.self_attention
-        inner = dataclasses.replace(attention.submodules, core_attention=_Core, **_DOWN)
+        inner = dataclasses.replace(attention.submodules, core_attention=_Core)
         layer = dataclasses.replace(
             spec.submodules, self_attention=dataclasses.replace(attention, submodules=inner)
         )
@@ -208,7 +207,7 @@ def test_the_weights_of_a_rank_are_those_that_megatron_builds(
     config = _CONFIGS[name]
     per_stage = max(tp, ep * etp)
     stand_at(pp_rank * per_stage, pp * per_stage, tp, pp, ep, etp)
-    built = sum(weight.numel() for weight in _built(config, tp, pp, ep, etp, pp_rank).parameters())
+    built = _weights(_built(config, tp, pp, ep, etp, pp_rank), tp)
 
     ranks = RankLayout(
         tp=tp, cp=1, dp=per_stage // tp, pp=pp, etp=etp, ep=ep, expert_dp=per_stage // (ep * etp)
