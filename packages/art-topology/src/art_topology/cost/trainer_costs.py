@@ -315,14 +315,21 @@ class TrainerCosts:
     def step_time(self, layout: RankLayout, stages: StageLayout) -> StepTime:
         """One step on a layout."""
         division = Division(layout.tp, layout.cp, layout.ep, layout.etp)
-        return self.step_of_rows(layout, stages.vpp, self.row_time(division, self.contents(stages)))
+        row = self.row_time(division, self.contents(stages))
+        return self.step_of_rows(layout, stages.vpp, row, self.synchronization_s(layout, row))
 
-    def step_of_rows(self, layout: RankLayout, vpp: int, row: RowTime) -> StepTime:
+    def synchronization_s(self, layout: RankLayout, row: RowTime) -> tuple[float, float]:
+        """Time to sum gradients, and to gather weights again."""
+        return synchronization_s(row.held, layout, self.workload, self.network)
+
+    def step_of_rows(
+        self, layout: RankLayout, vpp: int, row: RowTime, synchronization: tuple[float, float]
+    ) -> StepTime:
         """One step on a layout, of rows whose times are known."""
         rows = -(-self.row.rows // layout.dp)
         slowest = max(row.stage_s)
         variation = self.calibration.row_variation if self.row.varies else 0.0
-        reduce_s, gather_s = synchronization_s(row.held, layout, self.workload, self.network)
+        reduce_s, gather_s = synchronization
         hideable = self.calibration.dp_overlap * (reduce_s + gather_s)
         updated = updated_weights(row.held, layout, self.workload)
         optimizer_s = self.device.moved_s(updated * self.calibration.optimizer_bytes)

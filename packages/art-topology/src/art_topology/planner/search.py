@@ -85,8 +85,8 @@ def plan(
     if not splits:
         wanted = "trainer and service GPUs" if trainer_gpus is None else f"the trainer {trainer_gpus} of them"
         raise SpecError(
-            f"no division of {problem.hosts} x {problem.gpus_per_host} GPUs gives {wanted}: each side has whole "
-            "hosts, or on up to 4 hosts as many GPUs of every host"
+            f"no division of {problem.hosts} x {problem.gpus_per_host} GPUs gives {wanted}: each side has "
+            "whole hosts, or on up to 4 hosts as many GPUs of every host"
         )
     search = Search(problem, splits)
     ranked = tuple(search.run(limit))
@@ -238,7 +238,7 @@ class Search:
         trainers, division, world = trained.trainers, trained.division, trained.world
         if trained.savings is None:
             possible = [s for s in trainers.possible(division) if not trainers.never_fits(division, s, world)]
-            exact = [(trainers.step_s(division, savings, world), savings) for savings in possible]
+            exact = trainers.steps_s(division, possible, world)
             trained.savings = sorted(exact, key=lambda pair: (len(pair[1][1]), pair[0]))
             if not possible:
                 rows = trainers.rows(division.dense, world)

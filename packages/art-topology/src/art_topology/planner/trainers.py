@@ -4,7 +4,7 @@ A division is everything but data parallelism, which is what the GPUs leave over
 refuse is found axis by axis, before axes are combined.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import lcm
 
@@ -184,11 +184,17 @@ class Trainers:
             found = self._rows[key] = costs.row_time(division.axes, division.pipeline.contents)
         return found
 
-    def step_s(self, division: TrainerDivision, savings: Savings, world: int) -> float:
-        """The time of a step on so many ranks, in seconds."""
-        row = self.row_time(division, savings)
-        costs = self._by_savings[savings]
-        return costs.step_of_rows(division.layout(world), division.pipeline.vpp, row).step_s
+    def steps_s(
+        self, division: TrainerDivision, tried: Sequence[Savings], world: int
+    ) -> list[tuple[float, Savings]]:
+        """The time of a step on so many ranks, in seconds, with each of these savings."""
+        layout, vpp = division.layout(world), division.pipeline.vpp
+        rows = [self.row_time(division, savings) for savings in tried]
+        synchronization = self.costs.synchronization_s(layout, rows[0]) if rows else (0.0, 0.0)
+        return [
+            (self._by_savings[savings].step_of_rows(layout, vpp, row, synchronization).step_s, savings)
+            for row, savings in zip(rows, tried, strict=True)
+        ]
 
     def costs_with(self, savings: Savings) -> TrainerCosts:
         """The costs with these savings."""
