@@ -1,9 +1,12 @@
 """What the rules mean in the cases that their examples leave out."""
 
+import time
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from art_topology import (
     ClusterSpec,
@@ -19,6 +22,7 @@ from art_topology import (
     RuntimeTopology,
     SpecError,
     TopologyError,
+    TopologySpec,
     TrainerMeshSpec,
     VllmParallelSpec,
     compile_topology,
@@ -325,3 +329,79 @@ def test_a_homogeneous_cluster_says_what_its_gpus_and_workers_are() -> None:
     assert [host.gpu_model for host in topology.hosts] == ["H200", "H200"]
     assert topology.worker_ports == (7, 8)
     assert compile_topology(cluster=local_cluster(cpu_slots=1, gpu_model="B300")).hosts[0].gpu_model == "B300"
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_lengths_that_are_suggested_work(data: st.DataObject) -> None:
+    def draw(*options: Any) -> Any:
+        return data.draw(st.sampled_from(options))
+
+    parallel = {"tp": draw(1, 2), "cp": draw(1, 2, 3), "pp": draw(1, 2, 3), "vpp": draw(None, 2)}
+    if parallel["pp"] == 1:
+        parallel["vpp"] = None
+    elif parallel["vpp"] is not None:
+        parallel["vpp_microbatch_group_size"] = parallel["pp"] + draw(0, 1, 4)
+    world = parallel["tp"] * parallel["cp"] * parallel["pp"] * draw(1, 2, 3, 8)
+    values = {
+        "packed_sequence_length": data.draw(st.integers(100, 5000)),
+        "groups_per_step": data.draw(st.integers(1, 40)),
+        "group_size": data.draw(st.integers(1, 16)),
+        "prompt_tokens": data.draw(st.integers(1, 2000)),
+        "completion_tokens": data.draw(st.integers(1, 2000)),
+        "recompute": draw("none", "full"),
+        "recompute_layers": draw(None, 1, 4, 40),
+        "prompt_sharing": draw(True, False),
+    }
+    spec = msgspec.convert(
+        {
+            "cluster": {"hosts": [{"host_id": "a", "address": "10.0.0.1", "cpu_slots": 200}]},
+            "trainer": {
+                "placements": [{"device": "cpu", "host_id": "a", "slots": world}],
+                "parallel": parallel,
+            },
+            "workload": values,
+        },
+        TopologySpec,
+    )
+
+    def said(spec: TopologySpec) -> dict[str, Diagnostic]:
+        try:
+            found = compile_topology(
+                cluster=spec.cluster, trainer=spec.trainer, model=MODEL_OF_12, workload=spec.workload
+            ).warnings
+        except TopologyError as error:
+            found = error.diagnostics
+        return {diagnostic.code: diagnostic for diagnostic in found}
+
+    for code, found in said(spec).items():
+        assert found.suggestion is not None
+        assert code not in said(apply_suggestion(spec, found))
+
+
+MODEL_OF_12 = dense(num_hidden_layers=12)
+
+
+def test_the_largest_numbers_are_judged_in_no_time() -> None:
+    hosts = tuple(
+        HostSpec(host_id=f"h{i}", address=f"10.0.{i // 250}.{i % 250 + 1}", cpu_slots=2**16)
+        for i in range(1000)
+    )
+    mesh = TrainerMeshSpec(
+        placements=[CpuPlacement(host_id=host.host_id, slots=2**16) for host in hosts],
+        parallel=MegatronTopologyConfig(
+            tp=2**24 - 1, cp=2**24 - 3, pp=2**24, ep=7919, vpp=2**24, vpp_microbatch_group_size=1
+        ),
+    )
+    start = time.process_time()
+    found = codes(cluster=ClusterSpec(hosts=hosts), trainer=mesh, model=dense(), services=[])
+    assert time.process_time() - start < 5
+    assert set(found) == {
+        "ART-T304",
+        "ART-T308",
+        "ART-T801",
+        "ART-T804",
+        "ART-T805",
+        "ART-T806",
+        "ART-T809",
+    } - {"ART-T809"}

@@ -1,5 +1,7 @@
 """Specifications check types and ranges however they are built, and nothing else."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -16,6 +18,7 @@ from art_topology import (
     SpecError,
     TrainerMeshSpec,
     UnresolvedPortError,
+    VllmParallelSpec,
     homogeneous_cluster,
     local_cluster,
 )
@@ -160,3 +163,17 @@ def test_a_homogeneous_cluster_repeats_one_host() -> None:
     assert cluster.nccl_transport == nccl
     with pytest.raises(SpecError, match=r"ClusterSpec\.hosts"):
         homogeneous_cluster([], cpu_slots=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (HostSpec, {"host_id": "a", "address": "a", "cpu_slots": 65537}),
+        (CpuPlacement, {"host_id": "a", "slots": 65537}),
+        (MegatronTopologyConfig, {"tp": 2**24 + 1}),
+        (VllmParallelSpec, {"dp": 10**400}),
+    ],
+)
+def test_numbers_that_would_take_all_memory_are_out_of_range(kind: type, fields: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="<="):
+        kind(**fields)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from art_topology.spec import Count, GpuId, Name, Port, Seconds, Spec
+from art_topology.spec import MOST_SLOTS, GpuId, Name, Port, Seconds, Spec
 
 
 class UnresolvedPortError(ValueError):
@@ -85,7 +85,7 @@ class HostSpec(Spec, frozen=True, kw_only=True):
         address: IP address (IPv6 without brackets) or host name by which the other hosts reach it.
         node_rank: Its place in the cluster, from 0; by default its position in ``ClusterSpec.hosts``.
         cpu_slots: How many CPU processes may be placed on it: rollout workers, CPU trainer ranks, CPU model
-            workers.
+            workers. At most 65,536.
         gpus: Its GPUs, by index or by UUID.
         gpu_model: What all of them are, such as "H200": a name in the planner's table of hardware. The
             compiler does not ask for it.
@@ -95,7 +95,7 @@ class HostSpec(Spec, frozen=True, kw_only=True):
     host_id: Name
     address: Annotated[str, msgspec.Meta(min_length=1)]
     node_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    cpu_slots: Annotated[int, msgspec.Meta(ge=0)] = 0
+    cpu_slots: Annotated[int, msgspec.Meta(ge=0, le=MOST_SLOTS)] = 0
     gpus: tuple[GpuId, ...] = ()
     gpu_model: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
     reserved_ports: tuple[Annotated[int, msgspec.Meta(ge=1, le=65535)], ...] = ()
@@ -153,7 +153,7 @@ class CpuPlacement(Spec, frozen=True, kw_only=True, tag_field="device", tag="cpu
     """
 
     host_id: Name
-    slots: Count = 1
+    slots: Annotated[int, msgspec.Meta(ge=1, le=MOST_SLOTS)] = 1
 
     @property
     def process_count(self) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from art_topology.cluster import CpuPlacement, EndpointSpec, GpuPlacement
-from art_topology.spec import Count, Name, Seconds, Spec
+from art_topology.spec import Count, Name, Seconds, Spec, Ways
 
 
 class VllmParallelSpec(Spec, frozen=True, kw_only=True):
@@ -19,9 +19,9 @@ class VllmParallelSpec(Spec, frozen=True, kw_only=True):
             pipeline stage.
     """
 
-    tp: Count = 1
-    pp: Count = 1
-    dp: Count = 1
+    tp: Ways = 1
+    pp: Ways = 1
+    dp: Ways = 1
     expert_parallel: bool = False
 
     @property

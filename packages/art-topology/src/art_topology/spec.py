@@ -32,7 +32,18 @@ Port = Annotated[
 Seconds = Annotated[
     float, msgspec.Meta(gt=0, le=604_800, description="A duration in seconds, at most a week.")
 ]
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+"""How many of something; at most what every JSON parser reads exactly."""
+
+MOST_WAYS = 2**24
+Ways = Annotated[
+    int,
+    msgspec.Meta(
+        ge=1, le=MOST_WAYS, description="Among how many ranks, stages or workers something is divided."
+    ),
+]
+MOST_SLOTS = 2**16
+"""CPU slots of a host, at most."""
 GpuId = (
     Annotated[int, msgspec.Meta(ge=0, description="Index of a GPU, as the driver counts.")]
     | Annotated[

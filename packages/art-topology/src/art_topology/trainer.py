@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from art_topology.cluster import CpuPlacement, EndpointSpec, GpuPlacement
-from art_topology.spec import Count, Spec
+from art_topology.spec import Spec, Ways
 
 
 class MegatronTopologyConfig(Spec, frozen=True, kw_only=True):
@@ -46,19 +46,19 @@ class MegatronTopologyConfig(Spec, frozen=True, kw_only=True):
         num_layers_in_last_pipeline_stage: Layers of the last stage, if not as many as of the others.
     """
 
-    tp: Count = 1
-    cp: Count = 1
-    ep: Count = 1
-    etp: Count = 1
-    pp: Count = 1
-    vpp: Count | None = None
-    vpp_microbatch_group_size: Count | None = None
+    tp: Ways = 1
+    cp: Ways = 1
+    ep: Ways = 1
+    etp: Ways = 1
+    pp: Ways = 1
+    vpp: Ways | None = None
+    vpp_microbatch_group_size: Ways | None = None
     sequence_parallel: bool | None = None
     pipeline_layout: Annotated[str, msgspec.Meta(min_length=1, max_length=65536)] | None = None
     account_for_embedding_in_pipeline_split: bool = False
     account_for_loss_in_pipeline_split: bool = False
-    num_layers_in_first_pipeline_stage: Count | None = None
-    num_layers_in_last_pipeline_stage: Count | None = None
+    num_layers_in_first_pipeline_stage: Ways | None = None
+    num_layers_in_last_pipeline_stage: Ways | None = None
 
 
 class TrainerMeshSpec(Spec, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from art_topology.passes.findings import Findings, Suggestion
+from art_topology.spec import MOST_WAYS
 
 _MOST_CANDIDATES = 200
 
@@ -118,9 +119,10 @@ def _joined(parts: list[str]) -> str:
 
 
 def divisors(total: int) -> list[int]:
-    """All divisors of a number from 1 on, ascending."""
+    """All divisors of a number that parallelism can have, ascending."""
     small = [d for d in range(1, isqrt(total) + 1) if total % d == 0]
-    return small + [total // d for d in reversed(small) if d * d != total]
+    large = [total // d for d in reversed(small) if d * d != total]
+    return small + [d for d in large if d <= MOST_WAYS]
 
 
 def nearest(values: Sequence[int], wanted: int) -> list[int]:

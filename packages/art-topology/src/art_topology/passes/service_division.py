@@ -48,8 +48,9 @@ def _packing(parallel: VllmParallelSpec, crew: Crew, workers: int) -> list[Fault
             Fault(
                 code="ART-T404",
                 path=crew.path,
-                message=f"service {crew.name!r} has {workers} workers ({crew.members} members with "
-                f"{crew.per_member}), but tp*pp*dp = {parallel.tp}*{parallel.pp}*{parallel.dp} = "
+                message=f"service {crew.name!r} has {workers} workers"
+                + (f" ({crew.members} members with {crew.per_member})" if crew.members > 1 else "")
+                + f", but tp*pp*dp = {parallel.tp}*{parallel.pp}*{parallel.dp} = "
                 f"{parallel.world_size}",
                 otherwise=f"place {parallel.world_size} workers",
                 fields=("dp", "tp", "pp"),

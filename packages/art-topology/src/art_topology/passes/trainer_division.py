@@ -6,7 +6,7 @@ Sources: ``parallel_state.initialize_model_parallel``, ``ModelParallelConfig.__p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,9 @@ from art_topology.trainer import MegatronTopologyConfig
 
 if TYPE_CHECKING:
     from art_topology.workload import WorkloadSpec
+
+
+_MOST_GROUPS = 2**40
 
 
 class Mesh(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,22 +194,61 @@ def _workload(
     if mesh is None or mesh.world is None:
         return found
     dp = mesh.world // (parallel.tp * parallel.cp * parallel.pp)
+    return found + _rows(parallel, dp, workload)
+
+
+def _rows(parallel: MegatronTopologyConfig, dp: int, workload: WorkloadSpec) -> list[Fault]:
+    """Whether the rows of a step, by the mean lengths, fill the ranks and the interleaved schedule."""
     rows = workload.rows_per_step
+    count, group, vpp = (
+        -(-rows // dp),
+        parallel.vpp_microbatch_group_size or parallel.pp,
+        virtual_stages(parallel),
+    )
     if rows < dp:
-        groups = -(-workload.groups_per_step * dp // rows)
-        found.append(
-            Fault(
-                code="ART-T905",
-                path="workload.groups_per_step",
-                message=f"the groups of a step fill about {rows} rows of "
-                f"{workload.packed_sequence_length} tokens, but there are dp={dp} "
-                "data-parallel ranks: some would have nothing to do",
-                otherwise=f"use {groups} groups per step, or less data parallelism",
-                suggestion=("workload.groups_per_step", groups),
-            )
+        code = "ART-T905"
+        message = (
+            f"the groups of a step fill about {rows} rows of {workload.packed_sequence_length} tokens, but "
+            f"there are dp={dp} data-parallel ranks: some would have nothing to do"
         )
-        return found
-    return found + _microbatches(parallel, -(-rows // dp), workload)
+        otherwise = "less data parallelism"
+    elif vpp is not None and vpp > 1 and not _fills(count, group, parallel.pp):
+        rest = count % group
+        code = "ART-T906"
+        message = (
+            f"a step has about {count} microbatches on each rank, which do not fill groups of {group}"
+            + (f": {rest} are left over, fewer than pp={parallel.pp}" if group <= count else "")
+        )
+        otherwise = f"a smaller vpp_microbatch_group_size of at least pp={parallel.pp}"
+    else:
+        return []
+
+    def works(rows: int) -> bool:
+        return rows >= dp and (not vpp or vpp == 1 or _fills(-(-rows // dp), group, parallel.pp))
+
+    groups = _more_groups(workload, dp * group if vpp and vpp > 1 else dp, works)
+    hint = otherwise if groups is None else f"{groups} groups per step, or {otherwise}"
+    path = "workload.groups_per_step"
+    suggestion = None if groups is None else (path, groups)
+    return [Fault(code=code, path=path, message=message, otherwise=f"use {hint}", suggestion=suggestion)]
+
+
+def _fills(count: int, group: int, pp: int) -> bool:
+    """Whether microbatches fill their groups, or leave enough of them over for the pipeline."""
+    return count >= group and not 0 < count % group < pp
+
+
+def _more_groups(workload: WorkloadSpec, rows: int, works: Callable[[int], bool]) -> int | None:
+    """The next number of groups per step whose rows work; about ``rows`` rows at least are needed."""
+    per_row = workload.packed_sequence_length // workload.group_tokens
+    first = max(workload.groups_per_step + 1, (rows - 1) * per_row)
+    step = max(1, per_row // 4)
+    for groups in range(first, first + 2000 * step, step):
+        if groups > _MOST_GROUPS:
+            return None
+        if works(msgspec.structs.replace(workload, groups_per_step=groups).rows_per_step):
+            return groups
+    return None
 
 
 def _row(parallel: MegatronTopologyConfig, workload: WorkloadSpec) -> list[Fault]:
@@ -266,26 +308,4 @@ def _recompute(
         return []
     return [
         Fault(code="ART-T907", path=path, message=message, otherwise=otherwise, suggestion=(path, better))
-    ]
-
-
-def _microbatches(parallel: MegatronTopologyConfig, count: int, workload: WorkloadSpec) -> list[Fault]:
-    vpp = virtual_stages(parallel)
-    if vpp is None or vpp == 1:
-        return []
-    group = parallel.vpp_microbatch_group_size or parallel.pp
-    rest = count % group
-    if group <= count and not 0 < rest < parallel.pp:
-        return []
-    groups = -(-workload.groups_per_step * (count - rest + group) // count)
-    return [
-        Fault(
-            code="ART-T906",
-            path="workload.groups_per_step",
-            message=f"a step has about {count} microbatches on each rank, which do not fill groups of {group}"
-            + (f": {rest} are left over, fewer than pp={parallel.pp}" if group <= count else ""),
-            otherwise=f"use {groups} groups per step, or a smaller vpp_microbatch_group_size of at least "
-            f"pp={parallel.pp}",
-            suggestion=("workload.groups_per_step", groups),
-        )
     ]
