@@ -154,7 +154,7 @@ def test_an_unknown_field_is_refused_with_its_place(tmp_path: Path) -> None:
 
 
 def test_a_value_out_of_range_is_refused_with_its_place() -> None:
-    with pytest.raises(SpecError, match=r"at least 1\n  --> input:19:14 \(trainer\.parallel\.tp\)"):
+    with pytest.raises(SpecError, match=r"from 1 to 16777216\n  --> input:19:14 \(trainer\.parallel\.tp\)"):
         parse_topology(TOML.replace("tp = 2", "tp = 0"), "toml")
     with pytest.raises(SpecError, match=r"cannot be inf.*\n  --> input:3:1 \(cluster\.startup_timeout_s\)"):
         parse_topology(TOML.replace("startup_timeout_s = 120", "startup_timeout_s = inf"), "toml")

@@ -396,12 +396,4 @@ def test_the_largest_numbers_are_judged_in_no_time() -> None:
     start = time.process_time()
     found = codes(cluster=ClusterSpec(hosts=hosts), trainer=mesh, model=dense(), services=[])
     assert time.process_time() - start < 5
-    assert set(found) == {
-        "ART-T304",
-        "ART-T308",
-        "ART-T801",
-        "ART-T804",
-        "ART-T805",
-        "ART-T806",
-        "ART-T809",
-    } - {"ART-T809"}
+    assert set(found) == {"ART-T304", "ART-T308", "ART-T801", "ART-T804", "ART-T805", "ART-T806"}

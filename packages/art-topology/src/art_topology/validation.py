@@ -190,9 +190,12 @@ def _expected(plain: Any) -> str:
 def _range(metas: list[msgspec.Meta]) -> str:
     parts = []
     for meta in metas:
-        parts += [f"at least {meta.ge}"] if meta.ge is not None else []
-        parts += [f"above {meta.gt}"] if meta.gt is not None else []
-        parts += [f"at most {meta.le}"] if meta.le is not None else []
+        if meta.ge is not None and meta.le is not None:
+            parts.append(f"from {meta.ge} to {meta.le}")
+        else:
+            parts += [f"at least {meta.ge}"] if meta.ge is not None else []
+            parts += [f"above {meta.gt}"] if meta.gt is not None else []
+            parts += [f"at most {meta.le}"] if meta.le is not None else []
         parts += [f"text of {meta.min_length} characters or more"] if _more_than_one(meta) else []
         parts += [f"text of at most {meta.max_length} characters"] if meta.max_length is not None else []
         if meta.pattern is not None:
