@@ -22,10 +22,10 @@ class MemoryAssumptions(msgspec.Struct, frozen=True, kw_only=True):
             keeps none. Korthikanti et al. (2205.05198) count 5: softmax, dropout mask, dropped scores.
         mask_bytes: Bytes of dropout masks for each feature of the residual stream and layer. 0: reinforcement
             learning trains without dropout. Korthikanti et al. count 2.
-        expert_imbalance: Tokens of the fullest rank's experts over the mean of all ranks.
+        expert_imbalance: Tokens of the fullest rank's experts over the mean of all ranks. An estimate.
         logit_chunk_tokens: Tokens whose logits exist at a time; log-probabilities are made chunk by chunk.
-        cuda_context_bytes: CUDA context with the kernels of PyTorch and its libraries, per process. 500 MiB
-            lie between what an idle process takes on A100 and H100.
+        cuda_context_bytes: CUDA context with the kernels of PyTorch and its libraries, per process. An
+            estimate without a published source.
         nccl_bytes: Buffers of a communicator that has two ranks or more. 688 MiB were measured for groups of
             three and more on four A100 with NVLink, 544 for two (NVIDIA/nccl issue 964).
         nccl_all_to_all_bytes: Further buffers of the expert-parallel communicator, whose all-to-all connects
@@ -33,7 +33,7 @@ class MemoryAssumptions(msgspec.Struct, frozen=True, kw_only=True):
         nccl_most_bytes: What all communicators of a process come to at most; they share channels and buffers
             of one peer (NCCL 2.19 and later, ``ncclCommSplit``).
         allocator_share: Memory that PyTorch's allocator holds beyond the tensors in it, as a share of what
-            comes and goes (activations and buffers).
+            comes and goes (activations and buffers). An estimate.
         service_batch_tokens: Tokens of vLLM's largest batch (``max_num_batched_tokens``; 8192 on GPUs of 70
             GB and more).
         service_activation_copies: Tensors of the widest kind in a layer that vLLM's profile run holds at

@@ -2,8 +2,8 @@
 
 Bytes per token follow vLLM's own ``kv_cache_interface`` (AttentionSpec, MLAAttentionSpec, SlidingWindowSpec,
 MambaSpec; version 0.32): heads of keys and values are divided among ``tp`` workers and at least one is on
-each; latents are on every worker; a window keeps its tokens, those of a batch, and a block; a linear state
-is kept whole.
+each; latents are on every worker; a window keeps its tokens and a block (those of a prefill come on top for a
+moment); a linear state is kept whole.
 """
 
 import math
