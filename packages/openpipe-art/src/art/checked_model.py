@@ -28,23 +28,23 @@ _WANTED = {  # pydantic's sentences are about input; these are about the field
 class CheckedModel(pydantic.BaseModel):
     """A model that says which field is wrong, what was given, and what to write, with the user's line."""
 
-    example: ClassVar[str]
+    _example: ClassVar[str]
     """How one is made."""
 
-    refusal: ClassVar[type[ArtError]]
+    _refusal: ClassVar[type[ArtError]]
     """What a wrong field raises; a ``ValueError``, so that pydantic counts it as a refusal."""
 
     if not TYPE_CHECKING:
 
         def __init__(self, /, *unnamed: Any, **fields: Any) -> None:
             if unnamed:
-                raise self.refusal(
-                    with_place(f"art.{type(self).__name__} takes its fields by name: {self.example}")
+                raise self._refusal(
+                    with_place(f"art.{type(self).__name__} takes its fields by name: {self._example}")
                 )
             try:
                 super().__init__(**fields)
             except pydantic.ValidationError as error:
-                raise self.refusal(with_place(self._explained(error))) from None
+                raise self._refusal(with_place(self._explained(error))) from None
 
         def __setattr__(self, name: str, value: Any) -> None:
             if (
@@ -52,11 +52,11 @@ class CheckedModel(pydantic.BaseModel):
                 and not hasattr(type(self), name)
                 and name not in type(self).model_fields
             ):
-                raise self.refusal(with_place(f"art.{type(self).__name__}: {self._unknown(name)}"))
+                raise self._refusal(with_place(f"art.{type(self).__name__}: {self._unknown(name)}"))
             try:
                 super().__setattr__(name, value)
             except pydantic.ValidationError as error:
-                raise self.refusal(with_place(self._explained(error))) from None
+                raise self._refusal(with_place(self._explained(error))) from None
 
     @classmethod
     def _explained(cls, error: pydantic.ValidationError) -> str:
@@ -64,7 +64,7 @@ class CheckedModel(pydantic.BaseModel):
         text = f"art.{cls.__name__}: {'; '.join(dict.fromkeys(cls._problems(errors)))}"
         incomplete = any(one["type"] in ("missing", "extra_forbidden") for one in errors)
         end = " " if text.endswith("?") else ". "
-        return f"{text}{end}Write for example {cls.example}" if incomplete else text
+        return f"{text}{end}Write for example {cls._example}" if incomplete else text
 
     @classmethod
     def _problems(cls, errors: list[pydantic_core.ErrorDetails]) -> Iterator[str]:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 import pydantic
 
 from art.awaiting import must_be_awaited
 from art.checked_model import CheckedModel
-from art.errors import ConfigError, SettingError
+from art.errors import ArtError, ConfigError, SettingError
 from art.settings import instance
 from art.train_config import TrainConfig, TrainResult
 from art.trajectories import TrajectoryGroup, checked_groups
@@ -85,8 +85,10 @@ class TrainableModel(CheckedModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", validate_assignment=True)
 
-    example = "art.TrainableModel(name='my-task', project='guide', base_model='path/to/model')"
-    refusal = SettingError
+    _example: ClassVar[str] = (
+        "art.TrainableModel(name='my-task', project='guide', base_model='path/to/model')"
+    )
+    _refusal: ClassVar[type[ArtError]] = SettingError
 
     name: FolderName
     project: FolderName

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Awaitable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import msgspec
 import pydantic
@@ -20,7 +20,7 @@ import pydantic
 from art.awaiting import hand_over
 from art.checked_model import CheckedModel
 from art.distributed.errors import CallableError, PartFailed
-from art.errors import RolloutFailed, TrajectoryError
+from art.errors import ArtError, RolloutFailed, TrajectoryError
 from art.messages import MessageOrChoice, Messages, MessagesAndChoices, Tools, as_messages, checked
 from art.user_code import described, user_place, with_place
 from art_dataplane.records import RolloutError, TrajectoryRef
@@ -68,8 +68,8 @@ class History(CheckedModel):
         tools: the tools that were offered, as OpenAI's.
     """
 
-    example = 'art.History(messages_and_choices=[{"role": "user", "content": "..."}, choice])'
-    refusal = TrajectoryError
+    _example: ClassVar[str] = 'art.History(messages_and_choices=[{"role": "user", "content": "..."}, choice])'
+    _refusal: ClassVar[type[ArtError]] = TrajectoryError
 
     messages_and_choices: CheckedMessages
     tools: Tools | None = None
@@ -115,11 +115,11 @@ class Trajectory(CheckedModel):
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
-    example = (
+    _example: ClassVar[str] = (
         'art.Trajectory(messages_and_choices=[{"role": "user", "content": "..."}, completion.choices[0]], '
         "reward=1.0)"
     )
-    refusal = TrajectoryError
+    _refusal: ClassVar[type[ArtError]] = TrajectoryError
 
     messages_and_choices: CheckedMessages
     reward: Annotated[float, pydantic.PlainValidator(checked_reward)]
