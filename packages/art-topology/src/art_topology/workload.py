@@ -10,11 +10,17 @@ from typing import Literal
 
 from art_topology.spec import Count, Spec
 
+__all__ = ["DTYPE_BYTES", "Dtype", "LoraTarget", "Offload", "WorkloadSpec"]
+
 Dtype = Literal["bfloat16", "float16", "float32"]
+"""Of weights and activations."""
+
 DTYPE_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one number of each dtype."""
 
 Offload = Literal["optimizer", "activations", "weights"]
+"""What can lie in host memory."""
+
 LoraTarget = Literal["attention", "mlp", "experts", "output"]
 """Matrices that adapters are attached to: projections of attention (all kinds), of dense and shared MLPs, of
 routed experts, and the vocabulary head."""

@@ -8,7 +8,7 @@ from art_topology.models.flops import FlopCount, FlopPart, flops_per_token, laye
 from art_topology.models.linear import GatedDeltaNetShape
 from art_topology.models.matrices import Matrix, Vector
 from art_topology.models.mlp import DenseShape, MoeShape
-from art_topology.models.parameters import ParameterCount, parameters
+from art_topology.models.parameter_count import ParameterCount, parameters
 
 __all__ = [
     "AttentionShape",
