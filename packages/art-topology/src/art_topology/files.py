@@ -60,13 +60,10 @@ class TopologySpec(Spec, frozen=True, kw_only=True):
 
 
 class TopologySource:
-    """A topology that was read from text, with the way back from diagnostics to lines. Made by
-    :func:`read_topology` and :func:`read_topology_text`.
+    """A topology that was read from text, with the way back from diagnostics to lines.
 
-    Args:
-        spec: What the text says.
-        source: The text.
-        folder: That paths in it are relative to.
+    Made by :func:`read_topology` and :func:`read_topology_text`. ``spec`` is what the text says, a
+    :class:`TopologySpec`.
     """
 
     def __init__(self, spec: TopologySpec, source: SourceText, folder: Path) -> None:
@@ -169,7 +166,7 @@ def read_topology_text(
 
 
 def load_topology(path: str | Path) -> TopologySpec:
-    """What a file says, without its lines: :func:`read_topology` keeps them.
+    """What the file at ``path`` says, without its lines: :func:`read_topology` keeps them.
 
     Raises:
         SpecError: as for :func:`read_topology`.
@@ -178,7 +175,7 @@ def load_topology(path: str | Path) -> TopologySpec:
 
 
 def parse_topology(text: str, kind: FileFormat) -> TopologySpec:
-    """What the text of a file says.
+    """What the text of a file says, whose format is ``kind``: "toml", "yaml" or "json".
 
     Raises:
         SpecError: as for :func:`read_topology`.

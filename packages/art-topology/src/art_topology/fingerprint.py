@@ -21,16 +21,16 @@ class FingerprintError(ValueError):
 
 
 def canonical_json(topology: RuntimeTopology) -> bytes:
-    """What the fingerprint is of: JSON (RFC 8259), UTF-8, keys sorted, no spaces, every default written.
+    """What the fingerprint of a topology is of: JSON (RFC 8259) in UTF-8.
 
-    ``warnings`` is empty and ``fingerprint`` is "".
+    Keys are sorted, there are no spaces, and every default is written. ``warnings`` is empty and ``fingerprint`` is "".
     """
     bare = msgspec.structs.replace(topology, warnings=(), fingerprint="")
     return msgspec.json.encode(bare, order="sorted")
 
 
 def fingerprint(topology: RuntimeTopology) -> str:
-    """SHA-256, in hex, of a line that names the format and :func:`canonical_json`."""
+    """SHA-256 of a topology, in hex: of a line that names the format and :func:`canonical_json`."""
     import hashlib
 
     return hashlib.sha256(_FORMAT + canonical_json(topology)).hexdigest()
@@ -42,7 +42,8 @@ def topology_to_json(topology: RuntimeTopology) -> bytes:
 
 
 def topology_from_json(data: bytes | str) -> RuntimeTopology:
-    """Reads what :func:`topology_to_json` wrote, in whatever order and layout its keys are by now.
+    """Reads what :func:`topology_to_json` wrote, in whatever order and layout the keys of ``data`` are by
+    now.
 
     Raises:
         FingerprintError: it is not JSON or no compiled topology, or was changed after it was compiled.

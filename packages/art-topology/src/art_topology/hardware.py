@@ -38,7 +38,13 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Source(Spec, frozen=True, kw_only=True):
-    """Where numbers come from: the title of a document, its address, and a remark."""
+    """Where numbers come from.
+
+    Args:
+        title: Of a document.
+        url: Its address.
+        note: A remark, such as what was derived from what.
+    """
 
     title: Annotated[str, msgspec.Meta(min_length=1)]
     url: str = ""
@@ -67,7 +73,7 @@ class GpuModel(Spec, frozen=True, kw_only=True):
     source: Source
 
     def flops(self, dtype: ComputeDtype) -> float:
-        """Dense peak in one format, in FLOP/s.
+        """Dense peak in the format ``dtype``, in FLOP/s.
 
         Raises:
             SpecError: the GPU has no arithmetic in this format.
@@ -107,7 +113,7 @@ class NodeModel(Spec, frozen=True, kw_only=True):
             joined.
         scale_out: Name of the link to all other GPUs.
         host_link: Name of the link between a GPU and host memory.
-        host_memory_bytes: Memory of the host; None: not known, so that nothing can be offloaded.
+        host_memory_bytes: Memory of the host, in bytes; None: not known, so that nothing can be offloaded.
         source: Where the numbers come from.
     """
 
@@ -123,7 +129,19 @@ class NodeModel(Spec, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """A node with its GPU and links looked up: what the cost model computes with."""
+    """A node with its GPU and links looked up: what the cost model computes with, as
+    :meth:`HardwareTable.machine` finds it.
+
+    Args:
+        name: The node's.
+        gpu: Its kind of GPU.
+        gpus_per_host: How many it has.
+        scale_up: The link among GPUs near each other.
+        scale_up_gpus: How many GPUs that link joins.
+        scale_out: The link to all other GPUs.
+        host_link: The link between a GPU and host memory.
+        host_memory_bytes: Memory of the host, in bytes; None: not known.
+    """
 
     name: str
     gpu: GpuModel
@@ -137,6 +155,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 class HardwareTable(Spec, frozen=True, kw_only=True):
     """GPUs, links and nodes by name. Every name that a node gives is in the table.
+
+    Args:
+        gpus: Kinds of GPUs.
+        links: Kinds of links.
+        nodes: Kinds of hosts, which name the others.
 
     Raises:
         SpecError: a node names a GPU or a link that is not in the table, or a link of the wrong kind.
@@ -220,7 +243,12 @@ def load_hardware(path: str | Path, *, base: HardwareTable | None = None) -> Har
 def parse_hardware(
     text: str, *, base: HardwareTable | None = None, name: str = "<hardware>"
 ) -> HardwareTable:
-    """The same from the text of a file; ``name`` is what messages call it.
+    """As :func:`load_hardware`, from the text of a file.
+
+    Args:
+        text: TOML.
+        base: What it is added to; by default the package's table.
+        name: What messages call it.
 
     Raises:
         SpecError: as :func:`load_hardware`.

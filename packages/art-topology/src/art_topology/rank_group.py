@@ -44,7 +44,7 @@ class RankGroup(Sequence[int]):
         return isinstance(rank, int) and self._position(rank) is not None
 
     def index(self, value: int, start: int = 0, stop: int | None = None) -> int:
-        """The number of a rank within the group (PyTorch's group rank).
+        """The number of rank ``value`` within the group (PyTorch's group rank).
 
         Raises:
             ValueError: the rank is not in the group, or not between ``start`` and ``stop``.

@@ -69,7 +69,7 @@ class SpecError(ValueError):
 
     @classmethod
     def of(cls, *diagnostics: Diagnostic) -> "SpecError":
-        """The error whose text is all of them, to be shown as it is."""
+        """The error whose text is all the ``diagnostics``, to be shown as it is."""
         return cls(rendered(diagnostics, "the input"), diagnostics)
 
 

@@ -94,7 +94,7 @@ class StageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return (row[vpp_rank] for vpp_rank in range(self.vpp) for row in self.stages)
 
     def layers_of(self, pp_rank: int) -> tuple[int, ...]:
-        """The decoder layers of one pipeline rank, ascending, counted from 0.
+        """The decoder layers of pipeline rank ``pp_rank``, ascending, counted from 0.
 
         Raises:
             IndexError: there is no such rank.
@@ -102,7 +102,7 @@ class StageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(layer for stage in self.rank(pp_rank) for layer in stage.layers)
 
     def rank(self, pp_rank: int) -> tuple[Stage, ...]:
-        """The virtual stages of one pipeline rank.
+        """The virtual stages of pipeline rank ``pp_rank``.
 
         Raises:
             IndexError: there is no such rank.
@@ -174,6 +174,12 @@ class StageLayout(msgspec.Struct, frozen=True, kw_only=True):
         Embedding, multi-token prediction (as ``mtp`` layers) and loss count as a layer each, so the stages
         at the ends hold fewer decoder layers. Stages differ by at most one of these units.
 
+        Args:
+            num_layers: Decoder layers of the model.
+            pp: Pipeline ranks.
+            vpp: Virtual stages of each rank; None or 1 means none.
+            mtp: Multi-token prediction layers, which stand before the loss.
+
         Raises:
             StageError: a number is below its least.
         """
@@ -182,7 +188,11 @@ class StageLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_symbols(cls, symbols: list[str], pp: int) -> "StageLayout":
-        """From megatron-core's letters of each stage, in the microbatch's order.
+        """From megatron-core's letters of each stage.
+
+        Args:
+            symbols: The letters, such as "Ett", in the microbatch's order.
+            pp: Pipeline ranks.
 
         Raises:
             StageError: something that always holds does not.

@@ -87,6 +87,17 @@ def lay_out_stages(
 ) -> StageLayout:
     """By the layout string if there is one, otherwise as :meth:`StageLayout.uniform`.
 
+    Args:
+        num_layers: Decoder layers of the model.
+        pp: Pipeline ranks.
+        vpp: Virtual stages of each rank; None: one, or what the string says.
+        pipeline_layout: As :func:`parse_layout` reads it.
+        account_for_embedding: Counts the embedding as one layer of the first stage.
+        account_for_loss: Counts the loss as one layer of the last stage.
+        first_stage_layers: Layers of the first rank, all its virtual stages together.
+        last_stage_layers: Layers of the last rank, likewise.
+        mtp: Multi-token prediction layers.
+
     Raises:
         StageError: the layers cannot be divided so, the string is combined with another option, or has
             another number of virtual stages than ``vpp``.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def apply_suggestion(spec: TopologySpec, diagnostic: Diagnostic) -> TopologySpec:
-    """The topology with the value that the diagnostic proposes.
+    """The topology with the value that the diagnostic proposes; ``spec`` itself stays as it is.
 
     Raises:
         ValueError: it proposes nothing.
@@ -32,8 +32,6 @@ def apply_suggestion(spec: TopologySpec, diagnostic: Diagnostic) -> TopologySpec
     try:
         for step in around:
             target = target[step]
-        if isinstance(target, tuple):
-            raise TypeError("a tuple")
         target[last] = value
         return msgspec.convert(values, TopologySpec)
     except (KeyError, IndexError, TypeError, msgspec.ValidationError) as error:

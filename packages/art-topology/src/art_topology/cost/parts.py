@@ -9,7 +9,7 @@ class CostPart(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         name: Such as "matrix products", "ep all-to-all", "pipeline bubble".
         total_s: How long it takes by itself, in seconds.
-        hidden_s: How much of that runs behind other parts, so that it adds nothing to the step.
+        hidden_s: How many of these seconds run behind other parts, so that they add nothing to the step.
         why: The formula with its numbers, one line.
     """
 
@@ -111,7 +111,8 @@ class LoopCost(msgspec.Struct, frozen=True, kw_only=True):
         trainer: The training step.
         rollout: The rollouts that feed it.
         publication: Transfer and activation of the new policy, hidden behind the next step as far as it fits.
-        step_s: ``max(trainer.step_s, rollout.rollout_s)`` plus what publication exposes.
+        step_s: The slower of the two, with what is around a training step, plus what publication exposes; in
+            seconds.
         accepted_tokens_per_s: Completion tokens trained on per second.
         gpus: GPUs of both.
         why: Which of the two sets the pace, in one line.

@@ -30,7 +30,7 @@ class SavedTensor(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: What it is.
-        bytes: Its size on one rank, for one row.
+        bytes: Its bytes on one rank, for one row.
         core: It belongs to the core of attention alone, which selective recomputation computes again.
     """
 
@@ -88,7 +88,14 @@ def saved_tensors(
     workload: WorkloadSpec,
     assumptions: MemoryAssumptions,
 ) -> tuple[SavedTensor, ...]:
-    """What one layer keeps of one row on one rank, without recomputation."""
+    """What one layer keeps of one row on one rank, without recomputation.
+
+    Args:
+        layer: The layer.
+        layout: How it is divided; the fullest rank is meant.
+        workload: Length of the row, dtype, adapters.
+        assumptions: What is taken for granted.
+    """
     row = _Row(layer, layout, workload, assumptions)
     found = [*_stream(row), *_attention(row), *_feed_forward(row)]
     if workload.lora_rank is not None:

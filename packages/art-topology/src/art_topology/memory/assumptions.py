@@ -24,22 +24,22 @@ class MemoryAssumptions(msgspec.Struct, frozen=True, kw_only=True):
             learning trains without dropout. Korthikanti et al. count 2.
         expert_imbalance: Tokens of the fullest rank's experts over the mean of all ranks. An estimate.
         logit_chunk_tokens: Tokens whose logits exist at a time; log-probabilities are made chunk by chunk.
-        cuda_context_bytes: CUDA context with the kernels of PyTorch and its libraries, per process. An
-            estimate without a published source.
-        nccl_bytes: Buffers of a communicator that has two ranks or more. 688 MiB were measured for groups of
-            three and more on four A100 with NVLink, 544 for two (NVIDIA/nccl issue 964).
-        nccl_all_to_all_bytes: Further buffers of the expert-parallel communicator, whose all-to-all connects
-            every pair: 3.3 GB on eight H100 (NVIDIA/nccl issue 1685).
-        nccl_most_bytes: What all communicators of a process come to at most; they share channels and buffers
-            of one peer (NCCL 2.19 and later, ``ncclCommSplit``).
+        cuda_context_bytes: Bytes of the CUDA context with the kernels of PyTorch and its libraries, per
+            process. An estimate without a published source.
+        nccl_bytes: Bytes of the buffers of a communicator that has two ranks or more. 688 MiB were measured
+            for groups of three and more on four A100 with NVLink, 544 for two (NVIDIA/nccl issue 964).
+        nccl_all_to_all_bytes: Bytes of further buffers of the expert-parallel communicator, whose all-to-all
+            connects every pair: 3.3 GB on eight H100 (NVIDIA/nccl issue 1685).
+        nccl_most_bytes: Bytes that all communicators of a process come to at most; they share channels and
+            buffers of one peer (NCCL 2.19 and later, ``ncclCommSplit``).
         allocator_share: Memory that PyTorch's allocator holds beyond the tensors in it, as a share of what
             comes and goes (activations and buffers). An estimate.
         service_batch_tokens: Tokens of vLLM's largest batch (``max_num_batched_tokens``; 8192 on GPUs of 70
             GB and more).
         service_activation_copies: Tensors of the widest kind in a layer that vLLM's profile run holds at
             once.
-        cuda_graph_bytes: CUDA graphs of a vLLM worker; 0.36 to 0.9 GiB were logged (vllm issues 52872,
-            gpustack runner 251).
+        cuda_graph_bytes: Bytes of the CUDA graphs of a vLLM worker; 0.36 to 0.9 GiB were logged (vllm issues
+            52872, gpustack runner 251).
         block_tokens: Tokens of a block of vLLM's KV cache.
     """
 

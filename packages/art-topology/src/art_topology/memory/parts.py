@@ -8,7 +8,7 @@ class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: What for.
-        bytes: How many.
+        bytes: How many bytes.
         why: The formula with its numbers, in one line.
     """
 
@@ -32,12 +32,12 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        """Device memory that the rank needs."""
+        """Device memory that the rank needs, in bytes."""
         return sum(part.bytes for part in self.parts)
 
     @property
     def host_bytes(self) -> int:
-        """Host memory that the rank needs for what is offloaded."""
+        """Host memory that the rank needs for what is offloaded, in bytes."""
         return sum(part.bytes for part in self.host_parts)
 
     def part(self, name: str) -> MemoryPart:
@@ -57,12 +57,12 @@ class ServiceMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         parts: What takes how much, the KV cache last; their sum is what the service may use.
-        weight_bytes: Weights of a worker.
+        weight_bytes: Bytes of a worker's weights.
         kv_bytes_per_token: Bytes that a worker caches for one token of a sequence's context, layers that grow
             with the context only.
         kv_bytes_per_sequence: Bytes that a worker caches for one sequence at the workload's lengths, windows
             and states included.
-        kv_budget_bytes: Memory left for the KV cache; 0 or less: the model does not fit.
+        kv_budget_bytes: Bytes left for the KV cache; 0 or less: the model does not fit.
         max_concurrent_sequences: Sequences at the workload's lengths that fit at once on all data-parallel
             copies together.
     """

@@ -38,7 +38,7 @@ def service_memory(
         model: What is served.
         parallel: How it is divided.
         workload: Lengths, dtype, adapters.
-        gpu_memory_bytes: Memory of one GPU.
+        gpu_memory_bytes: Memory of one GPU, in bytes.
         utilization: Share of it that the service may use.
         max_loras: Adapters that can be active at once.
         max_num_seqs: Requests that run at once (they take logits in the profile run).

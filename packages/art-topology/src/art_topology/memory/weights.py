@@ -42,7 +42,7 @@ class RankParameters(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def times(self, count: int) -> "RankParameters":
-        """So many of it."""
+        """``count`` of it."""
         return RankParameters(**{name: count * getattr(self, name) for name in self.__struct_fields__})
 
 
@@ -60,6 +60,14 @@ def rank_parameters(
     Divided sizes are rounded up. Weights that tensor parallelism does not divide (norms, routers, latent
     projections) are on every rank of the group. With tied embeddings the vocabulary matrix lies on the first
     and the last stage, and wherever multi-token prediction stands, as in Megatron.
+
+    Args:
+        model: What is trained.
+        layout: How it is divided.
+        stages: Which layers lie on which stage.
+        workload: Which adapters there are.
+        pp_rank: The pipeline stage.
+        vocab_multiple: The vocabulary is padded to a multiple of this times ``tp``.
 
     Raises:
         ValueError: the stages hold another number of layers than the model has, or fewer layers of

@@ -25,8 +25,8 @@ class IndexerShape(msgspec.Struct, frozen=True, kw_only=True):
     query_inputs: int
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Its projections: queries, one key, and a weight per head. Tensor parallelism does not divide
-        them."""
+        """Its projections from ``hidden_size`` features: queries, one key, and a weight per head. Tensor
+        parallelism does not divide them."""
         return (
             Matrix(
                 name="indexer_q",
@@ -125,11 +125,12 @@ class GqaShape(msgspec.Struct, frozen=True, kw_only=True, tag="gqa"):
         return 2 * self.query_heads * (self.head_dim + self.value_dim) * keys
 
     def indexer_flops(self, length: float) -> float:
-        """It has no indexer: 0."""
+        """It has no indexer: 0, whatever the ``length``."""
         return 0.0
 
     def kv_bytes_per_token(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Bytes of keys and values that a worker caches for one token; heads are divided among ``tp``."""
+        """Bytes of keys and values, of ``dtype_bytes`` each, that a worker caches for one token; heads are
+        divided among ``tp`` workers."""
         if self.shares_kv:
             return 0.0
         heads = -(-self.kv_heads // tp)
@@ -141,7 +142,7 @@ class GqaShape(msgspec.Struct, frozen=True, kw_only=True, tag="gqa"):
         return self.window
 
     def state_bytes(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Bytes of a sequence that do not grow with its length: 0."""
+        """Bytes of a sequence that do not grow with its length: 0, with any ``dtype_bytes`` and ``tp``."""
         return 0.0
 
 
@@ -238,11 +239,13 @@ class MlaShape(msgspec.Struct, frozen=True, kw_only=True, tag="mla"):
         return 2 * self.heads * (2 * self.kv_rank + self.rope_dim) * keys
 
     def indexer_flops(self, length: float) -> float:
-        """Forward FLOPs of the indexer's scores for one token: against every key before it."""
+        """Forward FLOPs of the indexer's scores for one token: against every key before it, mean over a
+        sequence of ``length`` tokens."""
         return self.indexer.score_flops(mean_capped(length, None)) if self.indexer else 0.0
 
     def kv_bytes_per_token(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Bytes that a worker caches for one token: the latent, on every worker, and the indexer's key.
+        """Bytes that a worker caches for one token: the latent, in numbers of ``dtype_bytes``, on every one
+        of ``tp`` workers, and the indexer's key.
 
         The indexer's key is counted as vLLM stores it: 8-bit floats with a 32-bit scale per 128.
         """
@@ -255,7 +258,7 @@ class MlaShape(msgspec.Struct, frozen=True, kw_only=True, tag="mla"):
         return None
 
     def state_bytes(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Bytes of a sequence that do not grow with its length: 0."""
+        """Bytes of a sequence that do not grow with its length: 0, with any ``dtype_bytes`` and ``tp``."""
         return 0.0
 
 

@@ -136,14 +136,16 @@ class CompressedAttentionShape(msgspec.Struct, frozen=True, kw_only=True, tag="c
         return 4 * self.heads * self.head_dim * keys + scores
 
     def indexer_flops(self, length: float) -> float:
-        """Forward FLOPs of the indexer's scores for one token: against every compressed entry before it."""
+        """Forward FLOPs of the indexer's scores for one token: against every compressed entry before it,
+        mean over a sequence of ``length`` tokens."""
         if self.indexer is None or self.rate is None:
             return 0.0
         return self.indexer.score_flops(mean_capped(length, None, self.rate))
 
     def kv_bytes_per_token(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Bytes that a worker caches for one token: a share of a compressed entry and of the indexer's key,
-        on every worker. The window is a state of fixed size (:meth:`state_bytes`)."""
+        """Bytes that a worker caches for one token: a share of a compressed entry, in numbers of
+        ``dtype_bytes``, and of the indexer's key, on every one of ``tp`` workers. The window is a state of
+        fixed size (:meth:`state_bytes`)."""
         if self.rate is None:
             return 0.0
         index = self.indexer.head_dim * (1 + 4 / 128) if self.indexer else 0.0
@@ -155,7 +157,8 @@ class CompressedAttentionShape(msgspec.Struct, frozen=True, kw_only=True, tag="c
         return None
 
     def state_bytes(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Bytes of a sequence that do not grow with its length: the window, and tokens not yet compressed."""
+        """Bytes of a sequence that do not grow with its length: the window, and tokens not yet compressed,
+        in numbers of ``dtype_bytes``, on every one of ``tp`` workers."""
         twice = 2 if self.overlap else 1
         pending = 0 if self.rate is None else 2 * twice * twice * self.rate * self.head_dim
         return (self.window * self.head_dim + pending) * dtype_bytes

@@ -19,7 +19,7 @@ _TEXT = ("text_config", "llm_config", "language_config")
 
 
 def load_model_config(source: str | Path | Mapping[str, Any]) -> ModelDescription:
-    """Reads a configuration: the parsed ``config.json``, or a path to it or to its folder.
+    """Reads a configuration: ``source`` is the parsed ``config.json``, or a path to it or to its folder.
 
     Of a multimodal configuration the text part is read (``text_config``). ``model_type`` only selects how
     fields are read where families differ; one that has not been seen is read like most models, and

@@ -9,7 +9,10 @@ from art_topology.models.matrices import Matrix, Vector
 from art_topology.models.mlp import DenseShape, MoeShape
 
 AttentionShape = GqaShape | MlaShape | CompressedAttentionShape | GatedDeltaNetShape
+"""The attention of a layer. All have the same methods: what it holds, computes and caches."""
+
 MlpShape = DenseShape | MoeShape
+"""The feed-forward part of a layer."""
 
 
 class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,12 +86,12 @@ class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameter_count(self) -> int:
-        """Weights of the layer."""
+        """Parameters of the layer, biases included."""
         return sum(m.parameter_count for m in self.matrices()) + sum(v.size for v in self.vectors())
 
     @property
     def active_parameter_count(self) -> int:
-        """Weights of the layer that one token uses."""
+        """Parameters of the layer that one token uses."""
         return sum(m.active_parameter_count for m in self.matrices()) + sum(v.size for v in self.vectors())
 
     def flops_per_token(self, context_tokens: float) -> float:
@@ -99,7 +102,8 @@ class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def kv_bytes_per_token(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Bytes that a worker caches for one token of the context."""
+        """Bytes that one of ``tp`` workers caches for one token of the context, in numbers of
+        ``dtype_bytes``."""
         return self.attention.kv_bytes_per_token(dtype_bytes, tp)
 
     @property
@@ -123,6 +127,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
             total, as checkpoints count them.
         per_layer_vocab_size: Vocabulary of the per-layer embeddings; 0: there are none.
         per_layer_size: Features of each per-layer embedding; 0: there are none.
+        output_bias: The vocabulary head adds a bias.
         assumptions: What the configuration leaves open and how it was read, one sentence each.
     """
 
@@ -170,8 +175,9 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         return max((mlp.experts for mlp in self._mlps if isinstance(mlp, MoeShape)), default=None)
 
     def kv_bytes_per_token(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Bytes that a worker caches for one token of a long context, over all layers; layers that keep only
-        a window, and states of fixed size, are not in it."""
+        """Bytes that one of ``tp`` workers caches for one token of a long context, in numbers of
+        ``dtype_bytes``, over all layers; layers that keep only a window, and states of fixed size, are not in
+        it."""
         return sum(
             layer.kv_bytes_per_token(dtype_bytes, tp)
             for layer in self.layers

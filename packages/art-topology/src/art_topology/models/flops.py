@@ -37,7 +37,14 @@ _TARGETS = {
 
 
 class FlopPart(msgspec.Struct, frozen=True, kw_only=True):
-    """FLOPs of one token in one part of the model, forward and backward, and where they come from."""
+    """FLOPs of one token in one part of the model.
+
+    Args:
+        name: The part, such as "routed experts" or "attention core".
+        forward_flops: Of the forward pass.
+        backward_flops: Of the backward pass.
+        why: Where they come from, in one line.
+    """
 
     name: str
     forward_flops: float
@@ -46,7 +53,7 @@ class FlopPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlopCount(msgspec.Struct, frozen=True, kw_only=True):
-    """FLOPs of one token by part."""
+    """FLOPs of one token by ``parts``."""
 
     parts: tuple[FlopPart, ...]
 
@@ -66,7 +73,7 @@ class FlopCount(msgspec.Struct, frozen=True, kw_only=True):
         return self.forward_flops + self.backward_flops
 
     def part(self, name: str) -> FlopPart | None:
-        """The part of that name; None if the model has none."""
+        """The part of that ``name``; None if the model has none."""
         return next((part for part in self.parts if part.name == name), None)
 
 
@@ -79,7 +86,7 @@ def flops_per_token(
 
     Args:
         model: The model.
-        context_tokens: Length of the sequence that attention sees (a document, not a packed row).
+        context_tokens: Length in tokens of the sequence that attention sees (a document, not a packed row).
         workload: Says whether adapters are trained (``lora_rank``); by default the full weights are.
     """
     parts = [
@@ -93,7 +100,13 @@ def flops_per_token(
 
 @lru_cache(maxsize=4096)
 def layer_flops(layer: LayerShape, context_tokens: float, workload: WorkloadSpec | None = None) -> FlopCount:
-    """The same for one layer."""
+    """FLOPs of one token in one layer, as :func:`flops_per_token` counts them.
+
+    Args:
+        layer: The layer.
+        context_tokens: Length in tokens of the sequence that attention sees.
+        workload: Says whether adapters are trained; by default the full weights are.
+    """
     parts = _matrix_parts(layer.matrices(), workload)
     core = layer.attention.core_flops(context_tokens)
     parts.append(

@@ -82,7 +82,7 @@ class GatedDeltaNetShape(msgspec.Struct, frozen=True, kw_only=True, tag="gated_d
         return self._values
 
     def core_flops(self, length: float) -> float:
-        """Forward FLOPs of convolution and chunked delta rule for one token; the context does not matter.
+        """Forward FLOPs of convolution and chunked delta rule for one token; ``length`` does not matter.
 
         For each value head and token of a chunk of C = 64 tokens, with head sizes k and v: scores among keys
         and between queries and keys (4 C k), the triangular inverse (C^2 / 3 on the mean), its products with
@@ -94,7 +94,8 @@ class GatedDeltaNetShape(msgspec.Struct, frozen=True, kw_only=True, tag="gated_d
         return self.value_heads * rule + self._convolution
 
     def core_flops_at(self, visible: float) -> float:
-        """Forward FLOPs of one recurrent step: read, correct, update and query the state (8 k v per head)."""
+        """Forward FLOPs of one recurrent step: read, correct, update and query the state (8 k v per head),
+        whatever is ``visible``."""
         return self.value_heads * 8 * self.key_dim * self.value_dim + self._convolution
 
     @property
@@ -102,21 +103,21 @@ class GatedDeltaNetShape(msgspec.Struct, frozen=True, kw_only=True, tag="gated_d
         return 2 * (2 * self._keys + self._values) * self.conv_kernel
 
     def indexer_flops(self, length: float) -> float:
-        """It has no indexer: 0."""
+        """It has no indexer: 0, whatever the ``length``."""
         return 0.0
 
     def kv_bytes_per_token(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Nothing is cached per token: 0."""
+        """Bytes that a worker caches for one token: 0, with any ``dtype_bytes`` and ``tp``."""
         return 0.0
 
     @property
     def kv_window_tokens(self) -> int | None:
-        """No keys are cached."""
+        """No keys are cached, of however many tokens: 0."""
         return 0
 
     def state_bytes(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Bytes of a sequence on a worker: the matrix of every value head, and the last inputs of the
-        convolution, both in the cache's dtype."""
+        """Bytes of a sequence on one of ``tp`` workers: the matrix of every value head, and the last inputs
+        of the convolution, both in the cache's dtype, of ``dtype_bytes``."""
         state = self.value_heads * self.key_dim * self.value_dim
         convolution = (2 * self._keys + self._values) * (self.conv_kernel - 1)
         return (state + convolution) * dtype_bytes / tp

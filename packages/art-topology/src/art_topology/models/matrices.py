@@ -60,12 +60,12 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameter_count(self) -> int:
-        """Weights and biases of all copies."""
+        """Parameters of all copies: weights and biases."""
         return self.copies * (self.inputs * self.outputs + (self.outputs if self.bias else 0))
 
     @property
     def active_parameter_count(self) -> int:
-        """Weights and biases that one token uses."""
+        """Parameters that one token uses: weights and biases."""
         return self.active * (self.inputs * self.outputs + (self.outputs if self.bias else 0))
 
     @property
@@ -112,7 +112,7 @@ class Vector(msgspec.Struct, frozen=True, kw_only=True):
     divided: bool = False
 
     def local(self, tp: int) -> int:
-        """The largest share of a rank."""
+        """The largest share of one of ``tp`` ranks."""
         return math.ceil(self.size / tp) if self.divided else self.size
 
 
