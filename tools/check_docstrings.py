@@ -42,10 +42,40 @@ from griffe_art import (
 )
 
 PACKAGES = ("art_topology", "art_dataplane", "art_kernels", "art_trainer", "art_serving", "art")
-INTERFACES = ("art.distributed",)
+INTERFACES = (
+    "art.distributed",
+    "art_topology.cost",
+    "art_topology.diff",
+    "art_topology.fingerprint",
+    "art_topology.hardware",
+    "art_topology.memory",
+    "art_topology.models",
+    "art_topology.planner",
+    "art_topology.render",
+    "art_topology.stages",
+    "art_topology.workload",
+)
 """Modules whose ``__all__`` is public, besides that of each package."""
 
-_MEGATRON = frozenset({"TransformerConfig", "ProcessGroupCollection"})
+EXTERNAL = {
+    "megatron.core": (
+        "ModelParallelConfig.__post_init__",
+        "MoELayer.__init__",
+        "PipelineParallelLayerLayout",
+        "ProcessGroupCollection",
+        "TransformerConfig.__post_init__",
+    ),
+    "vllm": (
+        "FusedMoEParallelConfig.make",
+        "ModelConfig.verify_with_parallel_config",
+    ),
+}
+"""Names of other projects that docstrings give as the source of a rule or of a layout, as far as they look
+like ours: a class, with a method where one is meant. A class without its method may be named, too."""
+
+_EXTERNAL = frozenset(
+    name for names in EXTERNAL.values() for full in names for name in (full, full.partition(".")[0])
+)
 
 _DTYPE = re.compile(r"\b(u?int(8|16|32|64)|b?float(16|32|64)|bool|integers?|floating|dtypes?)\b")
 _SHAPE = re.compile(r"\[[^\[\]]*\]|\bscalar\b|\bshape\b")
@@ -181,7 +211,7 @@ def _looks_like_ours(each: griffe.Object, name: str) -> bool:
 
 
 def _exists(each: griffe.Object, name: str) -> bool:
-    if hasattr(builtins, name) or name in _MEGATRON or resolve(each, name) is not None:
+    if hasattr(builtins, name) or name in _EXTERNAL or resolve(each, name) is not None:
         return True
     if isinstance(each, griffe.Function) and name.partition(".")[0] in each.parameters:
         return True

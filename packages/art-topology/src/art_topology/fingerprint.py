@@ -23,7 +23,8 @@ class FingerprintError(ValueError):
 def canonical_json(topology: RuntimeTopology) -> bytes:
     """What the fingerprint of a topology is of: JSON (RFC 8259) in UTF-8.
 
-    Keys are sorted, there are no spaces, and every default is written. ``warnings`` is empty and ``fingerprint`` is "".
+    Keys are sorted, there are no spaces, and every default is written. ``warnings`` is empty and
+    ``fingerprint`` is "".
     """
     bare = msgspec.structs.replace(topology, warnings=(), fingerprint="")
     return msgspec.json.encode(bare, order="sorted")
