@@ -13,10 +13,10 @@ _HELP = """Checks and plans the cluster of a reinforcement-learning run before a
 A topology is a TOML, YAML or JSON file: hosts, trainer ranks, model services. `init` writes one to start
 from, `check` finds everything wrong with it, `plan` searches for the fastest.
 """
-_EPILOG = """Exit codes: 0 all is well; 1 the topology has errors (`diff`: the two differ); 2 wrong use, or a file
-that cannot be read or written; 130 interrupted. Every command takes `--json` and then prints one JSON document;
-`art-topology schema --output COMMAND` is its JSON Schema. Where FILE is `-`, standard input is read, and
-`--format` says what it is.
+_EPILOG = """Exit codes: 0 all is well; 1 the topology has errors (`diff`: the two differ); 2 wrong use,
+or a file that cannot be read or written; 130 interrupted. Every command takes `--json` and then prints one
+JSON document; `art-topology schema --output COMMAND` is its JSON Schema. Where FILE is `-`, standard input is
+read, and `--format` says what it is.
 """
 
 

@@ -329,8 +329,9 @@ def _show_rank(about: RankDocument, has_model: bool, has_workload: bool) -> None
         say(f"takes turns on its {device} with {', '.join(about.shared_with)}")
     say()
     axes = list(about.coordinates)
-    table(("axis", *axes), [["coordinate", *(str(about.coordinates[axis]) for axis in axes)],
-                            ["of", *(str(about.sizes[axis]) for axis in axes)]], right=range(1, 9))  # fmt: skip
+    numbers = (("coordinate", about.coordinates), ("of", about.sizes))
+    rows = [[name, *(str(values[axis]) for axis in axes)] for name, values in numbers]
+    table(("axis", *axes), rows, right=range(1, len(axes) + 1))
     say()
     if about.stages is not None:
         for stage in about.stages:
@@ -348,7 +349,7 @@ def _show_rank(about: RankDocument, has_model: bool, has_workload: bool) -> None
         ]
         for group in about.groups
     ]
-    table(("group", "position", "crosses hosts", "ranks"), rows)
+    table(("group", "position from 0", "crosses hosts", "ranks"), rows)
     say()
     if about.memory is not None:
         _show_memory(about)
@@ -371,21 +372,14 @@ def _stage_words(about: RankDocument, number: int) -> str:
 
 
 def _show_memory(about: RankDocument) -> None:
-    from art_topology.commands.output import say, table
+    from art_topology.commands.output import say
     from art_topology.commands.plan import gib
+    from art_topology.commands.plan_tables import show_bytes
 
     of = f" of {gib(about.gpu_memory_bytes)}" if about.gpu_memory_bytes else ""
     say(f"memory of a rank of this stage: {gib(about.memory_bytes or 0)}{of} GiB", "bold")
-    table(
-        ("part", "GiB", "why"),
-        [[part.name, gib(part.bytes or 0), part.why] for part in about.memory or ()],
-        right=(1,),
-    )
+    show_bytes(about.memory or ())
     if about.host_memory:
         say("in host memory", "bold")
-        table(
-            ("part", "GiB", "why"),
-            [[part.name, gib(part.bytes or 0), part.why] for part in about.host_memory],
-            right=(1,),
-        )
+        show_bytes(about.host_memory)
     say()

@@ -164,7 +164,7 @@ def _of_rank(trainer: CompiledTrainer, families: tuple[GroupFamily, ...], rank: 
         if group is not None:
             position = f"{group.index(rank)} of {len(group)}"
             rows.append([family, position, _hosts(trainer, group), shortened(group, len(group))])
-    table(("family", "position", "hosts", "ranks"), rows)
+    table(("family", "position from 0", "hosts", "ranks"), rows)
 
 
 def _stream(file: str, trainer: CompiledTrainer, families: tuple[GroupFamily, ...], rank: int | None) -> None:

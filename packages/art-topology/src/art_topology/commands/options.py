@@ -76,10 +76,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, for
 Family = Annotated[
     str | None,
     typer.Option(
-        "--family", "-f", metavar="NAME", help="Only groups of this family: tp, cp, ep ...", show_default=False,
+        "--family",
+        "-f",
+        metavar="NAME",
+        help="Only groups of this family: tp, cp, ep ...",
+        show_default=False,
         autocompletion=_families,
     ),
-]  # fmt: skip
+]
 Model = Annotated[
     str | None,
     typer.Option(

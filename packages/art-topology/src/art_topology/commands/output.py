@@ -42,6 +42,7 @@ def print_json(document: Any) -> None:
 def say(text: str = "", style: str = "", *, stream: TextIO | None = None) -> None:
     """Lines of text; ``style`` is rich's and holds on terminals only."""
     stream = stream or sys.stdout
+    text = "\n".join(map(printable, text.split("\n")))
     if style and is_terminal(stream):
         text = _styled(text, style)
     stream.write(text + "\n")
@@ -103,7 +104,8 @@ def _blocks(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         for name, cell in zip(header, row, strict=True):
             if cell:
-                say(f"{_styled(name + ' ' * (width - cells(name)), 'bold')}  {cell}")
+                gap = " " * (width - cells(name) + 2)
+                sys.stdout.write(f"{_styled(name, 'bold')}{gap}{cell}\n")
         say()
 
 

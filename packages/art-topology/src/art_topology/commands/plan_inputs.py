@@ -42,7 +42,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         model: What is trained and served.
-        config: Where its configuration is: a path, or the configuration itself; relative to ``config_folder``.
+        config: The path of its configuration, relative to ``config_folder``, or the configuration itself.
         config_folder: "" for the current folder.
         model_name: By which the topology names it, if it does.
         cluster: The hosts.
@@ -129,7 +129,7 @@ def _gpu_of(source: TopologySource | None) -> str:
     if len(names) > 1 or None in names:
         said = ", ".join(sorted(name if name is not None else "nothing" for name in names))
         raise CommandError(
-            f"the hosts say {said} about their GPUs: give --gpu NAME, or set gpu_model of every host to the same"
+            f"the hosts say {said} about their GPUs: give --gpu NAME, or set the same gpu_model for all"
         )
     return str(names.pop())
 

@@ -56,15 +56,15 @@ def _show_problem(problem: Asked) -> None:
     hosts = counted(len(problem.cluster.hosts), "host")
     gpu = f"{machine.gpu.name} ({gib(machine.gpu.memory_bytes)} GiB)"
     link = f", {machine.scale_out.name} between hosts" if len(problem.cluster.hosts) > 1 else ""
-    say(
-        f"cluster    {hosts} {machine.name}, {problem.gpus:,} x {gpu}, {machine.scale_up.name} within hosts{link}"
-    )
+    inside = f"{machine.scale_up.name} within hosts"
+    say(f"cluster    {hosts} {machine.name}, {problem.gpus:,} x {gpu}, {inside}{link}")
     step = problem.workload
     weights = f"adapters of rank {step.lora_rank}" if step.lora_rank is not None else "all weights"
+    rows = f"{counted(step.rows_per_step, 'row')} of {step.packed_sequence_length:,}"
     say(
         f"workload   {counted(step.groups_per_step, 'group')} of {step.group_size:,} with "
-        f"{step.prompt_tokens:,} + {step.completion_tokens:,} tokens in {counted(step.rows_per_step, 'row')} of "
-        f"{step.packed_sequence_length:,}; {weights}, {step.dtype} ({problem.workload_source})"
+        f"{step.prompt_tokens:,} + {step.completion_tokens:,} tokens in {rows}; {weights}, {step.dtype} "
+        f"({problem.workload_source})"
     )
     for assumption in problem.model.assumptions:
         say(f"assumed    {assumption}")
@@ -76,9 +76,8 @@ def show_why(problem: Asked, plan: Plan, number: int) -> None:
     _show_problem(problem)
     say()
     say(f"plan {number}: {plan.layout.name}", "bold")
-    say(
-        f"{plan.score:,.1f} accepted tokens per second and GPU: {cost.accepted_tokens_per_s:,.0f} over {cost.gpus:,} GPUs"
-    )
+    accepted = f"{cost.accepted_tokens_per_s:,.0f} over {cost.gpus:,} GPUs"
+    say(f"{plan.score:,.1f} accepted tokens per second and GPU: {accepted}")
     say(f"a step of the loop takes {cost.step_s:,.2f} s: {cost.why}")
     say()
     trainer = cost.trainer
@@ -88,40 +87,32 @@ def show_why(problem: Asked, plan: Plan, number: int) -> None:
         "bold",
     )
     _show_times(trainer.parts)
-    say(f"MFU: {trainer.useful_flops:.4g} useful FLOP / {trainer.step_s:,.2f} s / {trainer.gpus:,} GPUs / "
-        f"{trainer.peak_flops:.4g} FLOP/s of peak")  # fmt: skip
+    each = f"{trainer.step_s:,.2f} s / {trainer.gpus:,} GPUs / {trainer.peak_flops:.4g} FLOP/s of peak"
+    say(f"MFU: {trainer.useful_flops:.4g} useful FLOP / {each}")
     say()
     rollout = cost.rollout
-    say(
-        f"rollouts: {rollout.rollout_s:,.2f} s on {counted(rollout.gpus, 'GPU')}, {rollout.tokens_per_s:,.0f} "
-        f"tokens/s, {rollout.concurrent_sequences:,.0f} sequences at once",
-        "bold",
-    )
+    rate = f"{rollout.tokens_per_s:,.0f} tokens/s, {rollout.concurrent_sequences:,.0f} sequences at once"
+    say(f"rollouts: {rollout.rollout_s:,.2f} s on {counted(rollout.gpus, 'GPU')}, {rate}", "bold")
     _show_times(rollout.parts)
     say()
     say("publication of a policy", "bold")
     _show_times((cost.publication,))
     say()
     limit = gib(problem.machine.gpu.memory_bytes)
-    say(
-        f"memory of the trainer's fullest rank (stage {memory.pp_rank}): {gib(memory.total_bytes)} of {limit} GiB",
-        "bold",
-    )
-    _show_bytes(memory.parts)
+    total = f"{gib(memory.total_bytes)} of {limit} GiB"
+    say(f"memory of the trainer's fullest rank (stage {memory.pp_rank}): {total}", "bold")
+    show_bytes(memory.parts)
     if memory.host_parts:
         say()
         say(f"in host memory, for each rank: {gib(memory.host_bytes)} GiB", "bold")
-        _show_bytes(memory.host_parts)
+        show_bytes(memory.host_parts)
     say()
-    say(
-        f"memory of the service's fullest worker: {gib(service.kv_budget_bytes)} of {limit} GiB are for the KV cache",
-        "bold",
-    )
-    _show_bytes(service.parts)
-    say(
-        f"{service.kv_bytes_per_token:,.0f} bytes for a token, {service.kv_bytes_per_sequence / 2**20:,.1f} MiB "
-        f"for a sequence: {service.max_concurrent_sequences:,} sequences fit at once"
-    )
+    kept = f"{gib(service.kv_budget_bytes)} of {limit} GiB are for the KV cache"
+    say(f"memory of the service's fullest worker: {kept}", "bold")
+    show_bytes(service.parts)
+    sequence = f"{service.kv_bytes_per_sequence / 2**20:,.1f} MiB for a sequence"
+    fit = f"{service.max_concurrent_sequences:,} sequences fit at once"
+    say(f"{service.kv_bytes_per_token:,.0f} bytes for a token, {sequence}: {fit}")
 
 
 def _show_times(parts: Iterable[Any]) -> None:
@@ -132,8 +123,10 @@ def _show_times(parts: Iterable[Any]) -> None:
     table(("part", "s", "hidden s", "why"), rows, right=(1, 2))
 
 
-def _show_bytes(parts: Iterable[Any]) -> None:
-    table(("part", "GiB", "why"), [[part.name, gib(part.bytes), part.why] for part in parts], right=(1,))
+def show_bytes(parts: Iterable[Any]) -> None:
+    """Parts of a memory, in GiB."""
+    rows = [[part.name, f"{part.bytes / 2**30:,.2f}", part.why] for part in parts]
+    table(("part", "GiB", "why"), rows, right=(1,))
 
 
 def _seconds(seconds: float) -> str:

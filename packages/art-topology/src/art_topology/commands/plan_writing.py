@@ -41,11 +41,11 @@ def plan_text(problem: Asked, plan: Plan, folder: Path, base_model: str | None) 
     spec = plan.topology(problem.cluster, base_model=base_model or _name(problem))
     spec = msgspec.structs.replace(spec, model=ModelSpec(config=config, name=None))
     cost = plan.cost
+    both = f"training {cost.trainer.step_s:,.1f} s, rollouts {cost.rollout.rollout_s:,.1f} s"
     head = (
         f"{plan.layout.name}\n"
-        f"Planned for {problem.gpus:,} x {problem.machine.gpu.name}: {plan.score:,.1f} tokens per second and GPU, "
-        f"a step of {cost.step_s:,.1f} s (training {cost.trainer.step_s:,.1f} s, rollouts "
-        f"{cost.rollout.rollout_s:,.1f} s).\n"
+        f"Planned for {problem.gpus:,} x {problem.machine.gpu.name}: {plan.score:,.1f} tokens per second and "
+        f"GPU, a step of {cost.step_s:,.1f} s ({both}).\n"
         "Check it: art-topology check FILE"
     )
     comments = {}

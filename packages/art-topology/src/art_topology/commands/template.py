@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from string import Template
 
-_TRANSPORTS = """# As the network between hosts registers with NCCL; set NCCL_NET to the same name on every host.
+_TRANSPORTS = """# The network between hosts, as it registers with NCCL; set NCCL_NET to it on all of them.
 nccl_transport = { net_name = "IB" }
 # nixl_transport = {}             # needed as soon as experts are divided among hosts (ep)
 """
@@ -16,8 +16,8 @@ _SHARING = """temporal_sharing = true            # trainer and service take turn
 def topology_text(hosts: int, gpus: int, *, gpu_model: str | None = None, file: str = "FILE") -> str:
     """A commented topology that passes all checks.
 
-    Of one host the trainer has the first half of the GPUs and the service the rest (one GPU they share, taking
-    turns); of several the service has the last quarter.
+    Of one host the trainer has the first half of the GPUs and the service the rest (a single GPU they share,
+    taking turns); of several hosts the service has the last quarter.
 
     Args:
         hosts: How many hosts.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from art_topology.compiled import RuntimeTopology
     from art_topology.ranks import GroupFamily
-    from art_topology.render.facts import Bar, Cell, HostFacts
+    from art_topology.render.facts import Bar, Cell, HostFacts, Worker
     from art_topology.render.svg import Svg
 
 _PAD = 14
@@ -28,6 +28,8 @@ _BAR_GAP = 4
 _FOOT = 18
 _PER_ROW = 8
 _MOST_CELLS = 32
+GAP_HEIGHT = 110.0
+"""Least height of a card for hosts that are left out, in pixels."""
 STAR = "\N{BLACK STAR}"
 
 
@@ -36,73 +38,80 @@ class CardSize(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         width: In pixels.
-        height: In pixels.
         per_row: Cells beside each other.
-        cell_height: In pixels.
-        has_stages: Cells have a line for the pipeline stage.
+        gutter: Room for the names of bars, in pixels.
     """
 
     width: float
-    height: float
     per_row: int
-    cell_height: float
-    has_stages: bool
+    gutter: float
 
 
-def size_of(hosts: Sequence[HostFacts], families: Sequence[GroupFamily]) -> CardSize:
+def size_of(hosts: Sequence[HostFacts]) -> CardSize:
     """A size in which every host has room."""
     most = max((_shown_cells(host) for host in hosts), default=0)
     per_row = max(1, min(_PER_ROW, most))
-    rows = -(-most // per_row)
-    has_stages = any(cell.stage for host in hosts for cell in host.cells)
-    cell_height = _CELL_HEAD + len(families) * (_BAR + _BAR_GAP) + (_FOOT if has_stages else 0) + 6
-    gutter = _GUTTER if families else 0
+    gutter = float(_GUTTER if any(families_on(host) for host in hosts) else 0)
     wide = 2 * _PAD + gutter + per_row * _CELL + (per_row - 1) * _CELL_GAP
-    high = _HEADER + max(rows * (cell_height + _CELL_GAP), 30) + _PAD - (_CELL_GAP if rows else 0)
-    return CardSize(
-        width=max(wide, 300.0), height=high, per_row=per_row, cell_height=cell_height, has_stages=has_stages
-    )
+    return CardSize(width=max(wide, 300.0), per_row=per_row, gutter=gutter)
+
+
+def families_on(host: HostFacts) -> tuple[GroupFamily, ...]:
+    """The families that have bars on a host."""
+    there = {bar.family for cell in host.cells for bar in cell.bars}
+    return tuple(family for family in FAMILIES if family in there)
+
+
+def height_of(host: HostFacts, size: CardSize) -> float:
+    """How high the card of a host is at least, in pixels."""
+    rows = -(-_shown_cells(host) // size.per_row)
+    if not rows:
+        return _HEADER + 30 + _PAD
+    return _HEADER + rows * (_cell_height(host) + _CELL_GAP) - _CELL_GAP + _PAD
+
+
+def _cell_height(host: HostFacts) -> float:
+    has_stages = any(cell.stage for cell in host.cells)
+    return _CELL_HEAD + len(families_on(host)) * (_BAR + _BAR_GAP) + (_FOOT if has_stages else 0) + 6
 
 
 def _shown_cells(host: HostFacts) -> int:
     return min(len(host.cells), _MOST_CELLS)
 
 
-def draw_host(
-    svg: Svg, x: float, y: float, size: CardSize, host: HostFacts, families: Sequence[GroupFamily]
-) -> None:
-    """One host."""
+def draw_host(svg: Svg, x: float, y: float, high: float, size: CardSize, host: HostFacts) -> None:
+    """One host, in a card that is ``high`` pixels high."""
     with svg.group("host", _host_title(host)):
-        svg.rect(x, y, size.width, size.height, "card", round_=8)
+        svg.rect(x, y, size.width, high, "card", round_=8)
         _draw_header(svg, x, y, size, host)
-        gutter = _GUTTER if families else 0
-        left = x + _PAD + gutter
-        step = (size.width - 2 * _PAD - gutter + _CELL_GAP) / size.per_row
-        wide = min(step - _CELL_GAP, _CELL * 1.6)
-        step = wide + _CELL_GAP
-        shown = list(host.cells[: _MOST_CELLS - (len(host.cells) > _MOST_CELLS)])
-        for start in range(0, max(1, len(shown)), size.per_row):
-            row = shown[start : start + size.per_row]
-            top = y + _HEADER + start // size.per_row * (size.cell_height + _CELL_GAP)
-            if row and families:
-                _draw_row_names(svg, x + _PAD, top, families, row)
-            for index, cell in enumerate(row):
-                _draw_cell(svg, left + index * step, top, wide, size, cell, families)
-            _draw_bars(svg, left, top, wide, step, row, families)
-        if len(host.cells) > len(shown):
-            place = len(shown)
-            at = left + place % size.per_row * step
-            top = y + _HEADER + place // size.per_row * (size.cell_height + _CELL_GAP)
-            more = f"and {len(host.cells) - place} more"
-            svg.text(at + wide / 2, top + size.cell_height / 2, more, 12, "soft", anchor="middle", room=wide)
-        if not host.cells:
+        if host.cells:
+            _draw_cells(svg, x, y + _HEADER, size, host)
+        else:
             free = len(host.host.free_cpu_slots)
-            slots = (
-                f"{free} free CPU slot{'s' * (free != 1)} for rollout workers"
-                if free
-                else "nothing runs here"
-            )
-            svg.text(x + _PAD, y + _HEADER + 16, slots, 12, "soft", room=size.width - 2 * _PAD)
+            slots = f"{free} free CPU slot{'s' * (free != 1)} for rollout workers"
+            told = slots if free else "nothing runs here"
+            svg.text(x + _PAD, y + _HEADER + 16, told, 12, "soft", room=size.width - 2 * _PAD)
+
+
+def _draw_cells(svg: Svg, x: float, y: float, size: CardSize, host: HostFacts) -> None:
+    families, tall = families_on(host), _cell_height(host)
+    left = x + _PAD + size.gutter
+    step = (size.width - 2 * _PAD - size.gutter + _CELL_GAP) / size.per_row
+    wide = min(step - _CELL_GAP, _CELL * 1.6)
+    step = wide + _CELL_GAP
+    shown = host.cells[: _MOST_CELLS - (len(host.cells) > _MOST_CELLS)]
+    for start in range(0, len(shown), size.per_row):
+        row = shown[start : start + size.per_row]
+        top = y + start // size.per_row * (tall + _CELL_GAP)
+        _draw_row_names(svg, x + _PAD, top, families, row)
+        for index, cell in enumerate(row):
+            _draw_cell(svg, left + index * step, top, wide, tall, cell)
+        _draw_bars(svg, left, top, wide, step, row, families)
+    if len(host.cells) > len(shown):
+        at = left + len(shown) % size.per_row * step
+        top = y + len(shown) // size.per_row * (tall + _CELL_GAP)
+        more = f"{len(host.cells) - len(shown)} more"
+        svg.text(at + wide / 2, top + tall / 2, more, 12, "soft", anchor="middle", room=wide)
 
 
 def _host_title(host: HostFacts) -> str:
@@ -136,8 +145,10 @@ def _draw_header(svg: Svg, x: float, y: float, size: CardSize, host: HostFacts) 
     room = right - x - _PAD - 4
     used = svg.text(x + _PAD, y + 27, compiled.host_id, 15, bold=True, room=room)
     detail = f"{compiled.address} \N{MIDDLE DOT} node {compiled.node_rank}"
-    if room - used - 10 > 60:
-        svg.text(x + _PAD + used + 8, y + 27, detail, 12, "soft", room=room - used - 10)
+    for told in (detail, compiled.address):
+        if width(told, 12) <= room - used - 12:
+            svg.text(x + _PAD + used + 10, y + 27, told, 12, "soft")
+            break
 
 
 def _draw_row_names(
@@ -151,52 +162,58 @@ def _draw_row_names(
             svg.text(x + 8, y + 12, family, 11, "soft", room=_GUTTER - 8)
 
 
-def _draw_cell(
-    svg: Svg,
-    x: float,
-    top: float,
-    wide: float,
-    size: CardSize,
-    cell: Cell,
-    families: Sequence[GroupFamily],
-) -> None:
+def _draw_cell(svg: Svg, x: float, top: float, wide: float, tall: float, cell: Cell) -> None:
     with svg.group("device", _cell_title(cell)):
         if cell.is_free:
-            svg.rect(x, top, wide, size.cell_height, "free", round_=5, dashed=True)
-            svg.text(x + wide / 2, top + 17, "free", 12, "soft", anchor="middle", room=wide - 10)
-            svg.text(x + wide / 2, top + 32, cell.device, 11, "soft", anchor="middle", room=wide - 10)
+            svg.rect(x, top, wide, tall, "free", round_=5, dashed=True)
+            svg.text(x + wide / 2, top + 18, "free", 12, "soft", anchor="middle", room=wide - 10)
+            svg.text(x + wide / 2, top + 34, cell.device, 11, "soft", anchor="middle", room=wide - 10)
             return
-        leader = next((worker for worker in cell.workers if worker.leads and worker.number == 0), None)
-        only_service = cell.rank is None
-        svg.rect(x, top, wide, size.cell_height, "cell", round_=5)
-        if only_service:
-            svg.rect(
-                x + 0.5,
-                top + 0.5,
-                wide - 1,
-                size.cell_height - 1,
-                f"service-{cell.workers[0].service}",
-                round_=5,
-            )
-            svg.rect(x, top, wide, 5, fill=service_colour(cell.workers[0].service), round_=2.5)
-            name = f"{STAR} {cell.workers[0].name}" if leader else cell.workers[0].name
-            second = f"worker {cell.workers[0].number} \N{MIDDLE DOT} {cell.device}"
+        svg.rect(x, top, wide, tall, "cell", round_=5)
+        if cell.rank is None:
+            _draw_worker(svg, x, top, wide, tall, cell)
         else:
-            svg.rect(x, top, wide, 5, "band", round_=2.5)
-            name = f"rank {cell.rank}"
-            second = cell.device
-        svg.text(x + 7, top + 21, name, 13, bold=True, room=wide - 12)
-        if not only_service and cell.workers:
-            worker = cell.workers[0]
-            label = f"{STAR if leader else ''}{worker.name}"
-            svg.rect(x + 4, top + 25, wide - 8, 15, fill=service_colour(worker.service), round_=7.5)
-            ink = ink_on(service_colour(worker.service))
-            svg.text(x + wide / 2, top + 36, label, 10.5, anchor="middle", fill=ink, room=wide - 18)
-        else:
-            svg.text(x + 7, top + 35, second, 11, "soft", room=wide - 12)
+            _draw_rank(svg, x, top, wide, cell)
         if cell.stage:
-            foot = top + _CELL_HEAD + len(families) * (_BAR + _BAR_GAP) + 12
-            svg.text(x + wide / 2, foot, cell.stage, 11, "soft", anchor="middle", room=wide - 8)
+            svg.text(x + wide / 2, top + tall - 9, cell.stage, 11, "soft", anchor="middle", room=wide - 8)
+
+
+def _draw_worker(svg: Svg, x: float, top: float, wide: float, tall: float, cell: Cell) -> None:
+    """A device that a service has for itself."""
+    worker = cell.workers[0]
+    svg.rect(x + 0.5, top + 0.5, wide - 1, tall - 1, f"service-{worker.service}", round_=5)
+    svg.rect(x, top, wide, 5, fill=service_colour(worker.service), round_=2.5)
+    svg.text(x + 7, top + 21, _worker_name(worker), 13, bold=True, room=wide - 12)
+    number = f"#{worker.number}"
+    used = svg.text(x + wide - 7, top + 35, number, 11, "soft", anchor="end", room=wide * 0.45)
+    svg.text(x + 7, top + 35, cell.device, 11, "soft", room=wide - 18 - used)
+
+
+def _draw_rank(svg: Svg, x: float, top: float, wide: float, cell: Cell) -> None:
+    """A device with a rank of the trainer; a service that it takes turns with has a label below."""
+    svg.rect(x, top, wide, 5, "band", round_=2.5)
+    used = svg.text(x + 7, top + 21, f"rank {cell.rank}", 13, bold=True, room=wide - 12)
+    if not cell.workers:
+        svg.text(x + 7, top + 35, cell.device, 11, "soft", room=wide - 12)
+        return
+    if width(cell.device, 11) <= wide - 20 - used:
+        svg.text(x + wide - 7, top + 21, cell.device, 11, "soft", anchor="end")
+    worker = cell.workers[0]
+    colour = service_colour(worker.service)
+    svg.rect(x + 5, top + 26, wide - 10, 14, fill=colour, round_=7)
+    svg.text(
+        x + wide / 2,
+        top + 36.5,
+        _worker_name(worker),
+        10.5,
+        anchor="middle",
+        fill=ink_on(colour),
+        room=wide - 22,
+    )
+
+
+def _worker_name(worker: Worker) -> str:
+    return f"{STAR} {worker.name}" if worker.leads and worker.number == 0 else worker.name
 
 
 def _cell_title(cell: Cell) -> str:
@@ -251,7 +268,7 @@ def _draw_bar(svg: Svg, x: float, y: float, wide: float, bar: Bar) -> None:
 
 
 def draw_gap(
-    svg: Svg, x: float, y: float, size: CardSize, left_out: range, topology: RuntimeTopology
+    svg: Svg, x: float, y: float, high: float, size: CardSize, left_out: range, topology: RuntimeTopology
 ) -> None:
     """A card that stands for hosts that are not drawn."""
     first, last = topology.hosts[left_out[0]], topology.hosts[left_out[-1]]
@@ -260,11 +277,11 @@ def draw_gap(
     told = [named, *_left_out(left_out, topology)]
     headline = f"{count:,} more host{'s' * (count != 1)}"
     with svg.group("gap", f"{headline}: {'; '.join(told)}"):
-        svg.rect(x, y, size.width, size.height, "free", round_=8, dashed=True)
+        svg.rect(x, y, size.width, high, "free", round_=8, dashed=True)
         room = size.width - 2 * _PAD
         lines = [line for text in told for line in wrapped(text, 12, room, most_lines=2)]
-        lines = lines[: max(1, int((size.height - 44) // 17))]
-        at = y + size.height / 2 - (len(lines) * 17) / 2
+        lines = lines[: max(1, int((high - 44) // 17))]
+        at = y + high / 2 - (len(lines) * 17) / 2
         svg.text(x + size.width / 2, at, headline, 18, bold=True, anchor="middle", room=room)
         for line in lines:
             at += 19

@@ -27,7 +27,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """A service's worker: the place of the service among all, the worker's number, whether its member leads."""
+    """A service's worker: the service's place among all, the worker's number, whether its member leads."""
 
     service: int
     name: str

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from art_topology.render.cards import STAR
 from art_topology.render.palette import FAMILIES, service_colour
+from art_topology.render.text import width
 from art_topology.summary import service_axes
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 _LINE = 21
 _MOST_SERVICES = 8
-_BESIDE = 900
-"""Width from which on the two halves stand beside each other."""
+_MIDDLE = 10
+"""Half the room between groups and services, in pixels."""
 
 
 class Legend:
@@ -31,23 +32,24 @@ class Legend:
 
     def __init__(self, topology: RuntimeTopology, families: Sequence[GroupFamily]) -> None:
         self.topology = topology
-        trained = [] if topology.trainer is None else families
-        self._groups = [(family, self._told(family)) for family in trained if self._told(family)]
-        self._served_only = [
-            family for family in families if family not in {name for name, _ in self._groups}
+        self._left: list[tuple[str, str, str]] = [
+            (FAMILIES[family][0], family, self._told(family)) for family in families
         ]
-        self._services = list(enumerate(topology.services))[:_MOST_SERVICES]
+        self._right = [
+            (service_colour(index), service.name, _service(service))
+            for index, service in enumerate(topology.services[:_MOST_SERVICES])
+        ]
         self._notes = self._all_notes()
 
     def _told(self, family: GroupFamily) -> str:
-        trainer = self.topology.trainer
+        meaning, trainer = FAMILIES[family][1], self.topology.trainer
         if trainer is None or getattr(trainer.layout, family) == 1:
-            return ""
+            return f"{meaning}, of services only"
         layout = trainer.layout
         count, size = layout.group_count(family), getattr(layout, family)
         across = len(trainer.hosts) > 1 and layout.crosses_hosts(family, trainer.ranks_per_host)
         groups = f"{count:,} group{'s' * (count != 1)} of {size:,} ranks"
-        return f"{FAMILIES[family][1]}: {groups}, {'across hosts' if across else 'within a host'}"
+        return f"{meaning}: {groups}, {'across hosts' if across else 'within a host'}"
 
     def _all_notes(self) -> list[str]:
         topology, found = self.topology, []
@@ -58,28 +60,28 @@ class Legend:
             networks.append("NIXL")
         if networks and len(topology.hosts) > 1:
             found.append(f"between hosts: {' and '.join(networks)}")
-        if self._groups or self._served_only:
-            found.append("number in a bar: the group; the same number in a row is the same group")
+        if self._left:
+            found.append("a bar's number is its group's: equal numbers, one group")
         if topology.trainer is not None and any(
             service.spec.temporal_sharing for service in topology.services
         ):
             found.append("a service's name below a rank: the two take turns on the device")
-        more = len(topology.services) - len(self._services)
+        more = len(topology.services) - _MOST_SERVICES
         if more > 0:
             found.append(f"and {more} more services")
         return found
 
-    @property
-    def _left(self) -> int:
-        return len(self._groups) + len(self._served_only)
-
-    @property
-    def _right(self) -> int:
-        return len(self._services) + len(self._notes)
+    def _beside(self, wide: float) -> bool:
+        """Whether groups and services have room beside each other."""
+        half = wide / 2 - _MIDDLE
+        return all(_entry_width(name, told) <= half for _, name, told in (*self._left, *self._right)) and all(
+            width(note, 12) <= half for note in self._notes
+        )
 
     def height(self, wide: float) -> float:
         """In pixels."""
-        lines = max(self._left, self._right) if wide >= _BESIDE else self._left + self._right
+        left, right = len(self._left), len(self._right) + len(self._notes)
+        lines = max(left, right) if self._beside(wide) else left + right
         return 14 + lines * _LINE if lines else 0
 
     def draw(self, svg: Svg, x: float, y: float, wide: float) -> float:
@@ -88,38 +90,40 @@ class Legend:
         if not high:
             return 0
         svg.line(x, y, x + wide, y)
-        top = y + 24
-        half = wide / 2 - 12 if wide >= _BESIDE else wide
-        line = top
-        for family, told in self._groups:
-            self._swatch(svg, x, line, FAMILIES[family][0], family, told, half)
+        beside = self._beside(wide)
+        room = wide / 2 - _MIDDLE if beside else wide
+        line = y + 24
+        for colour, name, told in self._left:
+            _draw_entry(svg, x, line, colour, name, told, room)
             line += _LINE
-        for family in self._served_only:
-            self._swatch(
-                svg, x, line, FAMILIES[family][0], family, f"{FAMILIES[family][1]} of a service", half
-            )
-            line += _LINE
-        if wide >= _BESIDE:
-            x, line = x + wide / 2 + 12, top
-        for index, service in self._services:
-            self._swatch(svg, x, line, service_colour(index), service.name, _service(service), half)
+        if beside:
+            x, line = x + wide / 2 + _MIDDLE, y + 24
+        for colour, name, told in self._right:
+            _draw_entry(svg, x, line, colour, name, told, room)
             line += _LINE
         for note in self._notes:
-            svg.text(x, line, note, 12, "soft", room=half)
+            svg.text(x, line, note, 12, "soft", room=room)
             line += _LINE
         return high
 
-    def _swatch(self, svg: Svg, x: float, y: float, colour: str, name: str, told: str, room: float) -> None:
-        svg.rect(x, y - 11, 18, 13, fill=colour, round_=3)
-        used = svg.text(x + 26, y, name, 13, bold=True, room=room * 0.4)
-        at = max(26 + used + 8, 58.0)
-        svg.text(x + at, y, told, 12, "soft", room=room - at)
-
     def spoken(self) -> str:
         """The same in sentences, for those who cannot see it."""
-        told = [f"{family}, {words}" for family, words in self._groups]
-        told += [f"service {service.name}, {_service(service)}" for _, service in self._services]
-        return "; ".join([*told, *self._notes]) + "."
+        told = [f"{name}: {words}" for _, name, words in (*self._left, *self._right)]
+        return "; ".join([*told, *self._notes])
+
+
+def _entry_width(name: str, told: str) -> float:
+    return _told_at(width(name, 13, bold=True)) + width(told, 12)
+
+
+def _told_at(name_width: float) -> float:
+    return max(26 + name_width + 8, 58.0)
+
+
+def _draw_entry(svg: Svg, x: float, y: float, colour: str, name: str, told: str, room: float) -> None:
+    svg.rect(x, y - 11, 18, 13, fill=colour, round_=3)
+    at = _told_at(svg.text(x + 26, y, name, 13, bold=True, room=room * 0.4))
+    svg.text(x + at, y, told, 12, "soft", room=room - at)
 
 
 def _service(service: CompiledService) -> str:
@@ -127,4 +131,4 @@ def _service(service: CompiledService) -> str:
     noun = "GPU" if service.device_kind == "gpu" else "CPU slot"
     axes = service_axes(service)
     where = f"{workers:,} {noun}{'s' * (workers != 1)}{f' {axes}' if axes else ''}"
-    return f"{service.spec.base_model} on {where}, {STAR} API on {service.members[0].host_id}"
+    return f"{service.spec.base_model} on {where}; {STAR} API on {service.members[0].host_id}"

@@ -89,7 +89,7 @@ def style_sheet(services: int) -> str:
     """The rules that turn a picture dark where the viewer prefers it."""
     rules = [_rule(name, look) for name, look in DARK.items()]
     rules += [
-        _rule(f"service-{index}", {"fill": mixed(service_colour(index), DARK["cell"]["fill"], 0.62)})
+        _rule(f"service-{index}", {"fill": mixed(service_colour(index), DARK["cell"]["fill"], 0.72)})
         for index in range(services)
     ]
     return f"@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}"

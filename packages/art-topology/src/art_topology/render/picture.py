@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from art_topology.render.cards import CardSize, draw_gap, draw_host, size_of
+from art_topology.render.cards import GAP_HEIGHT, CardSize, draw_gap, draw_host, height_of, size_of
 from art_topology.render.facts import Facts, HostFacts, drawn_families
 from art_topology.render.legend import Legend
 from art_topology.render.palette import style_sheet
@@ -69,26 +69,26 @@ def draw(
     facts = Facts(topology, model)
     chosen = tuple(node_ranks) if node_ranks is not None else _chosen(facts, most_hosts)
     entries = _entries(facts, chosen)
-    families = drawn_families(topology)
-    size = size_of([entry for entry in entries if isinstance(entry, HostFacts)], families)
-    legend = Legend(topology, families)
-    columns = _columns(len(entries), size, legend)
+    size = size_of([entry for entry in entries if isinstance(entry, HostFacts)])
+    heights = [height_of(entry, size) if isinstance(entry, HostFacts) else GAP_HEIGHT for entry in entries]
+    legend = Legend(topology, drawn_families(topology))
+    columns = _columns(heights, size, legend)
     inner = max(_LEAST_WIDTH, columns * size.width + (columns - 1) * _GAP)
     size = msgspec.structs.replace(size, width=(inner - (columns - 1) * _GAP) / columns)
     svg = Svg()
     wide = inner + 2 * _MARGIN
     told = summary(topology)
-    below = _heading(svg, title, told, inner)
-    rows = -(-len(entries) // columns)
-    for index, entry in enumerate(entries):
-        x = _MARGIN + index % columns * (size.width + _GAP)
-        y = below + index // columns * (size.height + _GAP)
-        if isinstance(entry, HostFacts):
-            draw_host(svg, x, y, size, entry, families)
-        else:
-            draw_gap(svg, x, y, size, entry, topology)
-    below += rows * (size.height + _GAP)
-    high = below + legend.draw(svg, _MARGIN, below + 8, inner) + _MARGIN
+    y = _heading(svg, title, told, inner)
+    for start in range(0, len(entries), columns):
+        tall = max(heights[start : start + columns])
+        for index, entry in enumerate(entries[start : start + columns]):
+            x = _MARGIN + index * (size.width + _GAP)
+            if isinstance(entry, HostFacts):
+                draw_host(svg, x, y, tall, size, entry)
+            else:
+                draw_gap(svg, x, y, tall, size, entry, topology)
+        y += tall + _GAP
+    high = y + 8 + legend.draw(svg, _MARGIN, y + 8, inner) + _MARGIN - 12
     page = Svg()
     page.rect(0, 0, wide, high, "page")
     page.extend(svg)
@@ -155,14 +155,14 @@ def _entries(facts: Facts, chosen: Sequence[int]) -> list[HostFacts | range]:
     return found
 
 
-def _columns(entries: int, size: CardSize, legend: Legend) -> int:
+def _columns(heights: Sequence[float], size: CardSize, legend: Legend) -> int:
     """As many columns as make the picture most like a slide."""
 
     def off(columns: int) -> float:
         wide = max(_LEAST_WIDTH, columns * size.width + (columns - 1) * _GAP)
-        rows = -(-entries // columns)
-        high = 110 + rows * (size.height + _GAP) + legend.height(wide)
+        rows = [max(heights[start : start + columns]) for start in range(0, len(heights), columns)]
+        high = 110 + sum(rows) + len(rows) * _GAP + legend.height(wide)
         aspect = (wide + 2 * _MARGIN) / high
         return max(aspect / _ASPECT, _ASPECT / aspect)
 
-    return min(range(1, min(entries, 6) + 1), key=off)
+    return min(range(1, min(len(heights), 6) + 1), key=off)
