@@ -55,7 +55,7 @@ class _Row(msgspec.Struct, frozen=True):
     @property
     def sequence_tokens(self) -> int:
         """Where sequence parallelism divides them again."""
-        return math.ceil(self.tokens / self.layout.tp)
+        return math.ceil(self.tokens / self.layout.tp) if self.assumptions.sequence_parallel else self.tokens
 
     def heads(self, count: int) -> int:
         return math.ceil(count / self.layout.tp)

@@ -22,8 +22,16 @@ class MemoryAssumptions(msgspec.Struct, frozen=True, kw_only=True):
             keeps none. Korthikanti et al. (2205.05198) count 5: softmax, dropout mask, dropped scores.
         mask_bytes: Bytes of dropout masks for each feature of the residual stream and layer. 0: reinforcement
             learning trains without dropout. Korthikanti et al. count 2.
+        sequence_parallel: Tensor-parallel ranks divide the tokens between the matrices they divide, as ART's
+            trainer does; else each keeps all.
         expert_imbalance: Tokens of the fullest rank's experts over the mean of all ranks. An estimate.
         logit_chunk_tokens: Tokens whose logits exist at a time; log-probabilities are made chunk by chunk.
+        logit_copies_bytes: Bytes beside each logit itself: in float32, and its gradient. Megatron-LM's own
+            loss works in place in one float32 copy, which takes 4.
+        workspace_bytes: Workspaces of cuBLAS (PyTorch's default on Hopper) and of Transformer Engine, 32 MiB
+            each, which PyTorch's allocator holds.
+        grouped_workspace_bytes: Further ones of Transformer Engine for products of experts, one for each of
+            its 4 streams.
         cuda_context_bytes: Bytes of the CUDA context with the kernels of PyTorch and its libraries, per
             process. An estimate without a published source.
         nccl_bytes: Bytes of the buffers of a communicator that has two ranks or more. 688 MiB were measured
@@ -48,8 +56,12 @@ class MemoryAssumptions(msgspec.Struct, frozen=True, kw_only=True):
     vocab_multiple: int = 1
     score_bytes: float = 0.0
     mask_bytes: float = 0.0
+    sequence_parallel: bool = True
     expert_imbalance: float = 1.2
     logit_chunk_tokens: int = 1024
+    logit_copies_bytes: int = 8
+    workspace_bytes: int = 64 * MIB
+    grouped_workspace_bytes: int = 128 * MIB
     cuda_context_bytes: int = 500 * MIB
     nccl_bytes: int = 688 * MIB
     nccl_all_to_all_bytes: int = 3_280_000_000

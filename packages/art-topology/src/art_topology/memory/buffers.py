@@ -31,7 +31,7 @@ def buffer_parts(
         found.append(_logits(model, layout, workload, assumptions))
     size, length = workload.dtype_bytes, workload.packed_sequence_length
     tokens = math.ceil(length / layout.cp)
-    sequence = math.ceil(tokens / layout.tp)
+    sequence = math.ceil(tokens / layout.tp) if assumptions.sequence_parallel else tokens
     hidden = model.hidden_size
     if layout.tp > 1:
         why = f"2 * {tokens:,} tokens * {hidden:,} * {size} bytes: gathered input and its gradient"
@@ -50,7 +50,7 @@ def buffer_parts(
 
 
 def overhead_parts(
-    layout: RankLayout, assumptions: MemoryAssumptions, dynamic_bytes: int
+    layout: RankLayout, assumptions: MemoryAssumptions, dynamic_bytes: int, *, experts: bool
 ) -> list[MemoryPart]:
     """CUDA context, NCCL's buffers, and what the allocator holds beyond the tensors in it."""
     groups = {
@@ -66,7 +66,14 @@ def overhead_parts(
     nccl = len(names) * assumptions.nccl_bytes
     nccl += assumptions.nccl_all_to_all_bytes if layout.ep > 1 else 0
     share = assumptions.allocator_share
+    workspace = assumptions.workspace_bytes + (assumptions.grouped_workspace_bytes if experts else 0)
     return [
+        MemoryPart(
+            name="workspaces",
+            bytes=workspace,
+            why="assumed: cuBLAS and Transformer Engine"
+            + (", grouped products of experts" if experts else ""),
+        ),
         MemoryPart(
             name="CUDA context", bytes=assumptions.cuda_context_bytes, why="assumed: context and kernels"
         ),
@@ -110,7 +117,7 @@ def _logits(
 ) -> MemoryPart:
     tokens = min(assumptions.logit_chunk_tokens, math.ceil(workload.packed_sequence_length / layout.cp))
     vocabulary = math.ceil(model.vocab_size / layout.tp)
-    size = 8 + workload.dtype_bytes
+    size = assumptions.logit_copies_bytes + workload.dtype_bytes
     return MemoryPart(
         name="logits",
         bytes=tokens * vocabulary * size,

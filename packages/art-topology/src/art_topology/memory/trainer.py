@@ -73,6 +73,7 @@ def _estimate(
         model, layout, stages, workload, pp_rank, microbatches, vpp_group or layout.pp, assumptions
     )
     dynamic = [*kept, *buffer_parts(model, layout, stages, workload, pp_rank, assumptions)]
-    fixed = overhead_parts(layout, assumptions, sum(part.bytes for part in dynamic))
+    experts = model.experts is not None
+    fixed = overhead_parts(layout, assumptions, sum(part.bytes for part in dynamic), experts=experts)
     parts = tuple(part for part in (*device, *dynamic, *fixed) if part.bytes)
     return MemoryEstimate(parts=parts, pp_rank=pp_rank, host_parts=(*host, *kept_on_host))
