@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from accuracy.rows import HERE, Layout, Row
-from art_topology.cost import Calibration, rollout_cost, trainer_step_cost
+from art_topology.cost import Calibration, TrainerProgram, rollout_cost, trainer_step_cost
 from art_topology.cost.calibration import ByArchitecture
 from art_topology.hardware import HardwareTable, Machine, load_hardware
 from art_topology.memory import MemoryAssumptions, MemoryEstimate, trainer_memory
@@ -36,10 +36,12 @@ STATIC_PARTS = {
     "gradients of experts",
     "optimizer",
     "optimizer of experts",
+    "workspaces",
 }
 """What a rank holds between steps."""
 PROGRAM = MemoryAssumptions(
     logit_chunk_tokens=1 << 30,
+    logit_copies_bytes=4,
     vocab_multiple=128,
     expert_imbalance=1.0,
     cuda_context_bytes=0,
@@ -102,19 +104,18 @@ def _from_shapes(name: str, shapes: dict[str, Any]) -> ModelDescription:
         hidden_size=hidden, query_heads=shapes["query_heads"], kv_heads=shapes["kv_heads"], head_dim=head,
         value_dim=head, qkv_bias=bias, output_bias=bias,
     )  # fmt: skip
-    moe = shapes.get("moe")
-    mlp: DenseShape | MoeShape
+    moe, mlps = shapes.get("moe"), []
+    if not moe or "moe_every" in shapes:
+        mlps += [
+            DenseShape(hidden_size=hidden, inner_size=shapes["inner_size"], gated=shapes["gated"], bias=bias)
+        ] * (shapes.get("moe_every", 2) - 1)
     if moe:
-        mlp = MoeShape(hidden_size=hidden, gated=shapes["gated"], bias=bias, **moe)
-    else:
-        mlp = DenseShape(
-            hidden_size=hidden, inner_size=shapes["inner_size"], gated=shapes["gated"], bias=bias
-        )
-    layer = LayerShape(hidden_size=hidden, attention=attention, mlp=mlp)
+        mlps.append(MoeShape(hidden_size=hidden, gated=shapes["gated"], bias=bias, **moe))
+    layers = [LayerShape(hidden_size=hidden, attention=attention, mlp=mlp) for mlp in mlps]
     return ModelDescription(
         model_type=name, hidden_size=hidden, vocab_size=shapes["vocab_size"],
         tied_embeddings=shapes["tied_embeddings"], max_position_embeddings=None,
-        layers=(layer,) * shapes["layers"],
+        layers=tuple(layers * (shapes["layers"] // len(layers))),
     )  # fmt: skip
 
 
@@ -190,7 +191,9 @@ def memory_of(row: Row) -> MemoryEstimate:
     assert row.layout is not None
     model = model_of(row)
     stages = stages_of(row.layout, len(model.layers), row.mtp_layers)
-    program = msgspec.structs.replace(PROGRAM, mask_bytes=2.0 if row.dropout else 0.0)
+    program = msgspec.structs.replace(
+        PROGRAM, mask_bytes=2.0 if row.dropout else 0.0, sequence_parallel=row.sequence_parallel
+    )
     return trainer_memory(
         model, ranks_of(row.layout), stages, workload_of(row), pp_rank=row.pp_rank, assumptions=program
     )
@@ -228,6 +231,18 @@ def calibration_of(row: Row) -> Calibration:
     )
 
 
+def program_of(row: Row) -> TrainerProgram:
+    """What the source says of the program of a row."""
+    return TrainerProgram(
+        sequence_parallel=row.sequence_parallel,
+        dispatcher=row.dispatcher,
+        expert_overlap=row.expert_overlap,
+        cuda_graphs=row.cuda_graphs,
+        recomputed=row.recomputed,
+        gradient_bytes=row.gradient_bytes,
+    )
+
+
 def _everywhere(value: float) -> ByArchitecture:
     return ByArchitecture(ampere=value, ada=value, hopper=value, blackwell=value, other=value)
 
@@ -242,6 +257,7 @@ def _step(row: Row, workload: WorkloadSpec) -> Prediction:
     cost = trainer_step_cost(
         model, ranks_of(row.layout), stages, workload, machine,
         ranks_per_host=min(machine.gpus_per_host, row.gpus), calibration=calibration_of(row),
+        program=program_of(row),
     )  # fmt: skip
     parts = tuple((part.name, part.exposed_s) for part in cost.parts)
     return Prediction(row=row, value=cost.step_s, parts=parts)

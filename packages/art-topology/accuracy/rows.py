@@ -82,6 +82,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     mtp_layers: int = 0
     pp_rank: int | None = None
     dropout: bool = False
+    sequence_parallel: bool = True
+    dispatcher: Literal["fused", "all_to_all"] = "fused"
+    expert_overlap: bool = False
+    cuda_graphs: Literal["none", "router", "attention"] = "none"
+    gradient_bytes: int = 4
+    recomputed: tuple[Literal["core_attention", "norms", "activations", "mla_up"], ...] = ("core_attention",)
     attention: Literal["flash", "unfused"] = "flash"
     include_mtp: bool = False
     not_parameters: int = 0

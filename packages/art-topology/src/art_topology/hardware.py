@@ -61,6 +61,8 @@ class GpuModel(Spec, frozen=True, kw_only=True):
         memory_bytes: Memory that the driver reports, in bytes.
         memory_bandwidth_bytes_per_s: Peak bandwidth of that memory.
         peak_flops: Dense peak of matrix arithmetic per format, in FLOP/s; a format it cannot do is left out.
+        sustained: Share of that peak which its power leaves to large products, over the share of other GPUs
+            of its architecture.
         source: Where the numbers come from.
     """
 
@@ -70,6 +72,7 @@ class GpuModel(Spec, frozen=True, kw_only=True):
     memory_bytes: Count
     memory_bandwidth_bytes_per_s: Positive
     peak_flops: dict[ComputeDtype, Positive]
+    sustained: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     source: Source
 
     def flops(self, dtype: ComputeDtype) -> float:

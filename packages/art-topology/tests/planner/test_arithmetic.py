@@ -3,6 +3,7 @@
 import random
 import statistics
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ DEVICE = Processor(
     memory_bytes_per_s=3e12,
     kernel_s=5e-6,
     tile_rows=128,
+    depth=0,
     dtype_bytes=2,
     architecture="hopper",
 )
@@ -37,6 +39,24 @@ def test_thin_products_are_bound_by_memory() -> None:
 def test_products_of_experts_lose_half_a_tile_each() -> None:
     expected = 2 * (4096 + 64) * 4096 * 2048 * 32 / 6e14 + 5e-6
     assert DEVICE.grouped_s(4096, 4096, 2048, 32) == pytest.approx(expected)
+
+
+def test_short_sums_are_slower() -> None:
+    device = msgspec.structs.replace(DEVICE, depth=128, kernel_s=0)
+    flops = 2 * 8192 * 512 * 8192
+    assert device.product_s(8192, 512, 8192) == pytest.approx(flops * (1 + 128 / 512) / 7e14)
+    assert device.product_s(8192, 512, 8192, weights=True) == pytest.approx(flops * (1 + 128 / 8192) / 7e14)
+    assert device.grouped_s(8192 - 64, 512, 8192, 4) == pytest.approx(4 * flops * (1 + 128 / 512) / 6e14)
+
+
+def test_a_gpu_that_its_power_slows_down_multiplies_slower() -> None:
+    table = default_hardware()
+    gpu = table.gpu("GB200")
+    slow = processor(gpu, "bfloat16", 2, Calibration())
+    fast = processor(msgspec.structs.replace(gpu, sustained=1.0), "bfloat16", 2, Calibration())
+    assert slow.matmul_flops == pytest.approx(fast.matmul_flops * gpu.sustained)
+    assert gpu.sustained < 1
+    assert table.gpu("B200").sustained == 1
 
 
 @given(rows=sizes, inputs=sizes, outputs=sizes, factor=st.integers(1, 8))

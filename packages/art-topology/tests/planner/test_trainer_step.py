@@ -82,6 +82,7 @@ def test_a_perfect_machine_takes_the_flops_over_the_peak(
         attention_forward_fraction=everywhere(1),
         attention_backward_fraction=everywhere(1.25),
         kernel_s=0,
+        product_depth=0,
         launch_s=0,
         kernel_passes=0,
         optimizer_bytes=0,
@@ -128,7 +129,7 @@ def test_infinite_links_make_communication_nothing_but_its_start(
 def test_twice_the_tokens_take_twice_the_products(
     dense: ModelDescription, pretraining: WorkloadSpec, h100: Machine
 ) -> None:
-    calibration = Calibration(kernel_s=0, launch_s=0)
+    calibration = Calibration(kernel_s=0, launch_s=0, product_depth=0)
     twice = replace(pretraining, groups_per_step=2 * pretraining.groups_per_step)
     longer = replace(pretraining, packed_sequence_length=16384, completion_tokens=16383)
     costs = [

@@ -8,6 +8,7 @@ belongs to a model, a layout or a measurement.
 from art_topology.cost.calibration import Calibration
 from art_topology.cost.loop import loop_cost
 from art_topology.cost.parts import CostPart, LoopCost, RolloutCost, StepCost
+from art_topology.cost.program import TrainerProgram
 from art_topology.cost.rollout import rollout_cost
 from art_topology.cost.trainer_step import trainer_step_cost
 
@@ -17,6 +18,7 @@ __all__ = [
     "LoopCost",
     "RolloutCost",
     "StepCost",
+    "TrainerProgram",
     "loop_cost",
     "rollout_cost",
     "trainer_step_cost",

@@ -21,6 +21,7 @@ class Processor(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes_per_s: What kernels bound by memory reach.
         kernel_s: Time of a kernel beyond its arithmetic.
         tile_rows: Rows of a tile.
+        depth: Length of the sums that a tile of a product takes for its start and its end.
         dtype_bytes: Bytes of a weight or activation.
         architecture: For tables by architecture.
     """
@@ -31,18 +32,29 @@ class Processor(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes_per_s: float
     kernel_s: float
     tile_rows: int
+    depth: float
     dtype_bytes: int
     architecture: str
 
-    def product_s(self, rows: float, inputs: int, outputs: int) -> float:
-        """``rows`` x ``inputs`` times ``inputs`` x ``outputs``, in seconds."""
-        flops = 2.0 * rows * inputs * outputs
+    def product_s(self, rows: float, inputs: int, outputs: int, *, weights: bool = False) -> float:
+        """``rows`` x ``inputs`` times ``inputs`` x ``outputs``, in seconds; or the gradient of the weights,
+        whose sums run over the rows."""
+        flops = 2.0 * rows * inputs * outputs * (1.0 + self.depth / (rows if weights else inputs))
         moved = (rows * (inputs + outputs) + inputs * outputs) * self.dtype_bytes
         return max(flops / self.matmul_flops, moved / self.memory_bytes_per_s) + self.kernel_s
 
-    def grouped_s(self, rows: float, inputs: int, outputs: int, groups: int) -> float:
+    def grouped_s(
+        self, rows: float, inputs: int, outputs: int, groups: int, *, weights: bool = False
+    ) -> float:
         """``groups`` products of ``rows`` rows each in one kernel, in seconds. Each loses half a tile."""
-        flops = 2.0 * (rows + self.tile_rows / 2) * inputs * outputs * groups
+        flops = (
+            2.0
+            * (rows + self.tile_rows / 2)
+            * inputs
+            * outputs
+            * groups
+            * (1.0 + self.depth / (rows if weights else inputs))
+        )
         moved = (rows * (inputs + outputs) + inputs * outputs) * self.dtype_bytes * groups
         return max(flops / self.grouped_flops, moved / self.memory_bytes_per_s) + self.kernel_s
 
@@ -65,7 +77,7 @@ def processor(gpu: GpuModel, dtype: str, dtype_bytes: int, calibration: Calibrat
     if compute == "tf32" and "tf32" not in gpu.peak_flops:
         compute = "float32"
     peak = gpu.flops(compute)
-    reached = peak * calibration.matmul_fraction.of(gpu.architecture)
+    reached = peak * calibration.matmul_fraction.of(gpu.architecture) * gpu.sustained
     return Processor(
         peak_flops=peak,
         matmul_flops=reached,
@@ -73,6 +85,7 @@ def processor(gpu: GpuModel, dtype: str, dtype_bytes: int, calibration: Calibrat
         memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s * calibration.memory_fraction,
         kernel_s=calibration.kernel_s,
         tile_rows=calibration.tile_rows,
+        depth=calibration.product_depth,
         dtype_bytes=dtype_bytes,
         architecture=gpu.architecture,
     )

@@ -5,20 +5,26 @@ under the same parallelism take the same time, so each is computed once.
 """
 
 from math import sqrt
-from typing import Literal, get_args
 
 import msgspec
 
 from art_topology.cost.arithmetic import Processor
 from art_topology.cost.calibration import ByArchitecture, Calibration
 from art_topology.cost.communication import Group, Network, dispatch_copies, place
+from art_topology.cost.layer_times import (
+    KINDS,
+    Division,
+    Kind,
+    LayerTime,
+    context_numbers,
+)
 from art_topology.cost.pipeline import expected_maximum
+from art_topology.cost.program import TrainerProgram
 from art_topology.cost.row import Row, core_flops, indexer_flops
 from art_topology.models import (
     AttentionShape,
     CompressedAttentionShape,
     GatedDeltaNetShape,
-    GqaShape,
     LayerShape,
     Matrix,
     MlaShape,
@@ -28,44 +34,7 @@ from art_topology.models import (
 from art_topology.models.flops import adapted
 from art_topology.workload import WorkloadSpec
 
-Kind = Literal["products", "adapters", "attention", "indexer", "kernels", "launches", "tp", "cp", "ep"]
-"""What takes time: ``kernels`` are those bound by memory, ``launches`` what the host needs beyond all
-kernels."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-Times = tuple[float, ...]
-"""Seconds for each of :data:`KINDS`."""
-
-
-class Division(msgspec.Struct, frozen=True):
-    """What decides the time of a layer: tensor, context, expert and expert tensor parallelism."""
-
-    tp: int
-    cp: int
-    ep: int
-    etp: int
-
-
-class LayerTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one layer (or of embedding and head) for one row on one rank, for each of :data:`KINDS`."""
-
-    forward: Times
-    backward: Times
-
-    @property
-    def forward_s(self) -> float:
-        """All of the forward pass."""
-        return sum(self.forward)
-
-    @property
-    def backward_s(self) -> float:
-        """All of the backward pass, without recomputation."""
-        return sum(self.backward)
-
-    @property
-    def core_s(self) -> float:
-        """The core of attention in the forward pass, indexer included."""
-        return self.forward[KINDS.index("attention")] + self.forward[KINDS.index("indexer")]
+_UP_PROJECTIONS = ("q_up", "kv_up")
 
 
 class LayerCosts:
@@ -79,9 +48,11 @@ class LayerCosts:
         device: Processor,
         network: Network,
         calibration: Calibration,
+        program: TrainerProgram,
     ) -> None:
         self._model, self._workload, self._row = model, workload, row
         self._device, self._network, self._calibration = device, network, calibration
+        self._program = program
         self._known: dict[tuple[LayerShape, Division], LayerTime] = {}
         self._ends: dict[Division, tuple[LayerTime, LayerTime]] = {}
         self._core: dict[AttentionShape, tuple[float, float]] = {}
@@ -116,12 +87,29 @@ class LayerCosts:
         self._products(shape.matrices(), shape, division, forward, backward)
         self._attention(shape.attention, division, forward, backward)
         self._kernels(shape, division, forward, backward)
-        self._launches(shape, forward, backward)
         self._tensor_parallel(shape, division, forward, backward)
         self._context_parallel(shape.attention, division, forward, backward)
         if isinstance(shape.mlp, MoeShape):
             self._expert_parallel(shape.mlp, division, forward, backward)
-        return LayerTime(forward=tuple(forward.values()), backward=tuple(backward.values()))
+        again = self._again(shape, division, forward)
+        self._launches(shape, forward, backward)
+        return LayerTime(forward=tuple(forward.values()), backward=tuple(backward.values()), again_s=again)
+
+    def _again(self, shape: LayerShape, division: Division, forward: dict[Kind, float]) -> float:
+        """What selective recomputation computes again."""
+        found, parts = 0.0, self._program.recomputed
+        if "core_attention" in parts:
+            found += forward["attention"] + forward["indexer"]
+        numbers = 0.0
+        if "norms" in parts:
+            numbers += 2 * shape.norms * self._stream_numbers(shape, division)
+        if "activations" in parts:
+            numbers += self._activation_numbers(shape, division)
+        if "mla_up" in parts:
+            for matrix in shape.matrices():
+                if matrix.name in _UP_PROJECTIONS:
+                    found += self._product(matrix, matrix.inputs, matrix.outputs, shape, division)
+        return found + self._device.moved_s(numbers * self._device.dtype_bytes)
 
     def _products(
         self,
@@ -133,30 +121,49 @@ class LayerCosts:
     ) -> None:
         trains_all = self._workload.lora_rank is None
         for matrix in matrices:
-            once = self._product(matrix, matrix.inputs, matrix.outputs, shape, division)
-            forward["products"] += once
+            forward["products"] += self._product(matrix, matrix.inputs, matrix.outputs, shape, division)
             if matrix.part != "indexer":
-                backward["products"] += (2 if trains_all else 1) * once
+                backward["products"] += self._gradients(matrix, shape, division, trains_all)
             if adapted(matrix, self._workload):
                 pair = self._adapter(matrix, shape, division)
                 forward["adapters"] += pair
                 backward["adapters"] += 2 * pair
 
     def _product(
-        self, matrix: Matrix, inputs: int, outputs: int, shape: LayerShape | None, division: Division
+        self,
+        matrix: Matrix,
+        inputs: int,
+        outputs: int,
+        shape: LayerShape | None,
+        division: Division,
+        *,
+        weights: bool = False,
     ) -> float:
+        """A product on one rank, or the gradient of its weights."""
         tokens = self._row.tokens / division.cp
         whole = msgspec.structs.replace(matrix, inputs=inputs, outputs=outputs)
         if matrix.part == "routed_experts" and shape is not None and isinstance(shape.mlp, MoeShape):
             local = whole.local(division.etp, division.ep)
             rows = self._rows_per_expert(shape.mlp, division)
-            return self._device.grouped_s(rows, local.inputs, local.outputs, local.copies)
+            return self._device.grouped_s(rows, local.inputs, local.outputs, local.copies, weights=weights)
         local = whole.local(division.tp)
         divided = matrix.divided != "none" or matrix.divided_copies
         rows = tokens if divided else tokens / division.tp
         if local.copies > 1:
-            return self._device.grouped_s(rows, local.inputs, local.outputs, local.copies)
-        return self._device.product_s(rows, local.inputs, local.outputs)
+            return self._device.grouped_s(rows, local.inputs, local.outputs, local.copies, weights=weights)
+        return self._device.product_s(rows, local.inputs, local.outputs, weights=weights)
+
+    def _gradients(
+        self, matrix: Matrix, shape: LayerShape | None, division: Division, trained: bool
+    ) -> float:
+        """Gradient of the input, whose sums are as long as the output is wide; and of the weights, whose
+        sums are as long as there are rows."""
+        turned = "rows" if matrix.divided == "columns" else "columns"
+        other = msgspec.structs.replace(matrix, divided=turned if matrix.divided != "none" else "none")
+        found = self._product(other, matrix.outputs, matrix.inputs, shape, division)
+        if trained:
+            found += self._product(matrix, matrix.inputs, matrix.outputs, shape, division, weights=True)
+        return found
 
     def _adapter(self, matrix: Matrix, shape: LayerShape | None, division: Division) -> float:
         """Down to the rank, and up again, added to the output of the frozen matrix, which is read for it."""
@@ -236,30 +243,59 @@ class LayerCosts:
     def _fraction(self, table: ByArchitecture) -> float:
         return table.of(self._device.architecture) * self._device.peak_flops
 
-    def _kernels(
-        self, shape: LayerShape, division: Division, forward: dict[Kind, float], backward: dict[Kind, float]
-    ) -> None:
-        """Norms, residuals and rotations on the tokens of the rank; activations of the feed-forward layer
-        (two read, one written); and for experts, rows that are permuted and put back."""
+    def _stream_numbers(self, shape: LayerShape, division: Division) -> float:
+        """Numbers of the residual stream that a rank holds between its matrices."""
         tokens = self._row.tokens / division.cp
-        numbers = tokens / division.tp * shape.hidden_size * self._calibration.kernel_passes * shape.streams
+        if self._program.sequence_parallel:
+            tokens /= division.tp
+        return tokens * shape.hidden_size * shape.streams
+
+    def _activation_numbers(self, shape: LayerShape, division: Division) -> float:
+        """What activations of the feed-forward layer read and write: two read, one written."""
+        numbers = 0.0
         for matrix in shape.mlp.matrices() if shape.mlp else ():
             if matrix.divided == "columns":
                 local = matrix.local(self._tp(matrix, division))
                 numbers += 1.5 * self._rows(matrix, shape, division) * local.outputs
+        return numbers
+
+    def _kernels(
+        self, shape: LayerShape, division: Division, forward: dict[Kind, float], backward: dict[Kind, float]
+    ) -> None:
+        """Norms, residuals and rotations on the tokens of the rank; activations of the feed-forward layer;
+        and for experts, rows that are permuted and put back, sorted, and given their bias."""
+        numbers = self._stream_numbers(shape, division) * self._calibration.kernel_passes
+        numbers += self._activation_numbers(shape, division)
         if isinstance(shape.mlp, MoeShape):
-            numbers += 4 * self._routed_rows(shape.mlp, division) * shape.hidden_size
+            passes = 4.0
+            if self._program.dispatcher == "all_to_all" and shape.mlp.experts > division.ep:
+                passes += 4.0
+            if shape.mlp.bias:
+                passes += self._calibration.bias_passes
+            numbers += passes * self._routed_rows(shape.mlp, division) * shape.hidden_size
         seconds = self._device.moved_s(numbers * self._device.dtype_bytes)
         forward["kernels"] += seconds
         backward["kernels"] += 2 * seconds
 
     def _launches(self, shape: LayerShape, forward: dict[Kind, float], backward: dict[Kind, float]) -> None:
-        count = self._calibration.launches_per_layer * (2 if shape.is_moe else 1)
+        """What a layer takes beyond its kernels because the host starts them one by one."""
+        values, program = self._calibration, self._program
+        count = float(values.launches_per_layer)
+        if shape.is_moe:
+            count += values.expert_launches
+            count *= {"none": 1.0, "router": values.router_graph, "attention": values.attention_graph}[
+                program.cuda_graphs
+            ]
         if self._workload.lora_rank is not None:
             count += 3 * sum(adapted(matrix, self._workload) for matrix in shape.matrices())
-        needed = count * self._calibration.launch_s
-        forward["launches"] = max(0.0, needed - sum(forward.values()))
-        backward["launches"] = max(0.0, 2 * needed - sum(backward.values()))
+        needed = count * values.launch_s
+        waits = 0.0
+        if shape.is_moe and program.dispatcher == "all_to_all":
+            waits = values.counts_s
+            if program.expert_overlap:
+                needed *= 2
+        forward["launches"] = max(0.0, needed - sum(forward.values())) + waits
+        backward["launches"] = max(0.0, 2 * needed - sum(backward.values())) + waits
 
     def _tensor_parallel(
         self, shape: LayerShape, division: Division, forward: dict[Kind, float], backward: dict[Kind, float]
@@ -300,15 +336,24 @@ class LayerCosts:
         seconds = 0.0
         if division.ep > 1:
             group = self.expert_group(division)
-            up, out = dispatch_copies(group, moe.experts, moe.topk)
+            up, out = self.copies(moe, group)
             volume = tokens * width * self.imbalance(moe, division)
             seconds += 2 * self._network.exchange_s(group, up * volume, out * volume)
         if division.etp > 1:
             slices = place(division.etp, 1, self._network.domain)
             volume = self._routed_rows(moe, division) * width
             seconds += 2 * self._network.gather_s(slices, volume)
-        forward["ep"] += seconds
-        backward["ep"] += seconds
+        for times in (forward, backward):
+            behind = self._calibration.expert_overlap * sum(times.values())
+            hidden = min(seconds, behind) if self._program.expert_overlap else 0.0
+            times["ep"] += seconds - hidden
+
+    def copies(self, moe: MoeShape, group: Group) -> tuple[float, float]:
+        """How often a token is sent within a domain, and out of it."""
+        if self._program.dispatcher == "fused":
+            return dispatch_copies(group, moe.experts, moe.topk)
+        within = moe.topk * (group.local - 1) / group.size
+        return within, moe.topk * (group.size - group.local) / group.size
 
     def expert_group(self, division: Division) -> Group:
         """How the expert-parallel group lies on the domains."""
@@ -341,24 +386,3 @@ class LayerCosts:
         forward["tp"] += self._network.gather_s(group, volume)
         backward["tp"] += self._network.gather_s(group, volume)
         return LayerTime(forward=tuple(forward.values()), backward=tuple(backward.values()))
-
-
-def context_numbers(shape: AttentionShape, tokens: float, division: Division) -> float:
-    """Numbers that the ranks of a context-parallel group have together after gathering keys and values.
-
-    A sliding window needs no more than its length from each neighbour; a recurrence passes its state on.
-    """
-    if isinstance(shape, GatedDeltaNetShape):
-        return shape.state_bytes(1, division.tp) * division.cp
-    if isinstance(shape, GqaShape):
-        if shape.shares_kv:
-            return 0.0
-        heads = -(-shape.kv_heads // division.tp)
-        seen = tokens if shape.window is None else min(tokens, shape.window * division.cp)
-        return seen * heads * (shape.head_dim + shape.value_dim)
-    if isinstance(shape, MlaShape):
-        index = shape.indexer.head_dim if shape.indexer else 0
-        return tokens * (shape.kv_rank + shape.rope_dim + index)
-    index = shape.indexer.head_dim if shape.indexer else 0
-    entries = 0.0 if shape.rate is None else tokens / shape.rate * (shape.head_dim + index)
-    return entries + min(tokens, shape.window * division.cp) * shape.head_dim

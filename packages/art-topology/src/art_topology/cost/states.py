@@ -3,7 +3,7 @@
 import msgspec
 
 from art_topology.cost.communication import Network, place
-from art_topology.cost.layers import Division
+from art_topology.cost.layer_times import Division
 from art_topology.models import LayerShape, Matrix, ModelDescription, Vector
 from art_topology.models.flops import adapted
 from art_topology.ranks import RankLayout
@@ -82,9 +82,9 @@ def _held(
 
 
 def synchronization_s(
-    held: Held, layout: RankLayout, workload: WorkloadSpec, network: Network
+    held: Held, layout: RankLayout, workload: WorkloadSpec, network: Network, gradient_bytes: int = 4
 ) -> tuple[float, float]:
-    """Time to sum gradients (float32), and to gather weights again where each rank updates its share.
+    """Time to sum gradients, and to gather weights again where each rank updates its share.
 
     Weights outside experts are summed over data and context parallel ranks, experts over the ranks that hold
     the same ones.
@@ -96,10 +96,10 @@ def synchronization_s(
         if not count:
             continue
         if workload.distributed_optimizer:
-            reduced += network.gather_s(group, 4 * count)
+            reduced += network.gather_s(group, gradient_bytes * count)
             gathered += network.gather_s(group, workload.dtype_bytes * count)
         else:
-            reduced += network.reduce_s(group, 4 * count)
+            reduced += network.reduce_s(group, gradient_bytes * count)
     return reduced, gathered
 
 

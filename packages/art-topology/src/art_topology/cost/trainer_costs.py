@@ -14,8 +14,10 @@ import msgspec
 from art_topology.cost.arithmetic import processor
 from art_topology.cost.calibration import Calibration
 from art_topology.cost.communication import Group, network, place
-from art_topology.cost.layers import KINDS, Division, LayerCosts, Times
+from art_topology.cost.layer_times import KINDS, Division, Times
+from art_topology.cost.layers import LayerCosts
 from art_topology.cost.pipeline import bubble_s, slack
+from art_topology.cost.program import TrainerProgram
 from art_topology.cost.row import mean_row
 from art_topology.cost.states import (
     Held,
@@ -98,11 +100,11 @@ class _StageTime(msgspec.Struct, frozen=True):
 
 
 class _Sums(msgspec.Struct, frozen=True):
-    """Seconds of a layer, or of an end: forward, backward, the core of attention."""
+    """Seconds of a layer, or of an end: forward, backward, what selective recomputation computes again."""
 
     forward_s: float
     backward_s: float
-    core_s: float
+    again_s: float
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,13 +147,17 @@ class TrainerCosts:
         *,
         ranks_per_host: int | None = None,
         calibration: Calibration | None = None,
+        program: TrainerProgram | None = None,
     ) -> None:
         self.model, self.workload, self.machine = model, workload, machine
         self.calibration = calibration or Calibration()
+        self.program = program or TrainerProgram()
         self.row = mean_row(workload)
         self.device = processor(machine.gpu, workload.dtype, workload.dtype_bytes, self.calibration)
         self.network = network(machine, ranks_per_host or machine.gpus_per_host, self.calibration)
-        self.layers = LayerCosts(model, workload, self.row, self.device, self.network, self.calibration)
+        self.layers = LayerCosts(
+            model, workload, self.row, self.device, self.network, self.calibration, self.program
+        )
         self.shapes: tuple[LayerShape, ...] = tuple(dict.fromkeys((*model.layers, *model.mtp_layers)))
         numbers = {shape: number for number, shape in enumerate(self.shapes)}
         self._numbers = tuple(numbers[shape] for shape in model.layers)
@@ -197,7 +203,7 @@ class TrainerCosts:
             forward += count * shape.forward_s
             backward += count * shape.backward_s
             if recompute == "selective":
-                again += count * shape.core_s
+                again += count * shape.again_s
         if recompute == "full":
             again = sum(count * sums[number].forward_s for number, count in stage.again)
         if stage.embedding:
@@ -228,7 +234,7 @@ class TrainerCosts:
 
     def kinds(self, division: Division, stage: StageContents) -> tuple[Times, Times]:
         """Forward and backward seconds of one row on one pipeline rank, for each of
-        :data:`~art_topology.cost.layers.KINDS`."""
+        :data:`~art_topology.cost.layer_times.KINDS`."""
         times = [(self.layers.layer(self.shapes[number], division), count) for number, count in stage.counts]
         embedding, head = self.layers.ends(division)
         times += [(embedding, 1)] if stage.embedding else []
@@ -264,7 +270,7 @@ class TrainerCosts:
         if found is None:
             ends = self.layers.ends(division)
             layers = [self.layers.layer(shape, division) for shape in self.shapes]
-            sums = [_Sums(time.forward_s, time.backward_s, time.core_s) for time in (*layers, *ends)]
+            sums = [_Sums(time.forward_s, time.backward_s, time.again_s) for time in (*layers, *ends)]
             found = self._sums[division] = (sums[:-2], sums[-2], sums[-1])
         return found
 
@@ -320,7 +326,7 @@ class TrainerCosts:
 
     def synchronization_s(self, layout: RankLayout, row: RowTime) -> tuple[float, float]:
         """Time to sum gradients, and to gather weights again."""
-        return synchronization_s(row.held, layout, self.workload, self.network)
+        return synchronization_s(row.held, layout, self.workload, self.network, self.program.gradient_bytes)
 
     def step_of_rows(
         self, layout: RankLayout, vpp: int, row: RowTime, synchronization: tuple[float, float]

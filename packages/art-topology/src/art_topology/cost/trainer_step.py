@@ -1,9 +1,10 @@
 """The time of one training step on a layout, part by part, each with its reason."""
 
 from art_topology.cost.calibration import Calibration
-from art_topology.cost.communication import Group, dispatch_copies, place
-from art_topology.cost.layers import KINDS, Division, Kind
+from art_topology.cost.communication import Group, place
+from art_topology.cost.layer_times import KINDS, Division, Kind
 from art_topology.cost.parts import CostPart, StepCost
+from art_topology.cost.program import TrainerProgram
 from art_topology.cost.states import updated_weights
 from art_topology.cost.trainer_costs import StepTime, TrainerCosts, coupled_rows
 from art_topology.hardware import Machine
@@ -34,6 +35,7 @@ def trainer_step_cost(
     *,
     ranks_per_host: int | None = None,
     calibration: Calibration | None = None,
+    program: TrainerProgram | None = None,
 ) -> StepCost:
     """Predicts one training step: ``workload.rows_per_step`` rows, each a microbatch of executed batch size
     one.
@@ -46,6 +48,7 @@ def trainer_step_cost(
         machine: GPUs and links.
         ranks_per_host: Trainer ranks on each host, consecutive; by default all GPUs of a host.
         calibration: Other constants than the defaults.
+        program: Facts of another trainer's software; by default ART's.
 
     Raises:
         ValueError: the stages do not belong to the model or the layout.
@@ -56,7 +59,9 @@ def trainer_step_cost(
             f"stages of {stages.num_layers} layers on pp={stages.pp} ranks do not belong to a model of "
             f"{len(model.layers)} layers on pp={layout.pp}"
         )
-    costs = TrainerCosts(model, workload, machine, ranks_per_host=ranks_per_host, calibration=calibration)
+    costs = TrainerCosts(
+        model, workload, machine, ranks_per_host=ranks_per_host, calibration=calibration, program=program
+    )
     return explained(costs, layout, stages)
 
 
@@ -138,7 +143,7 @@ def _reasons(costs: TrainerCosts, layout: RankLayout) -> dict[Kind, str]:
     if moe is not None:
         division = Division(layout.tp, layout.cp, layout.ep, layout.etp)
         group = costs.layers.expert_group(division)
-        up, out = dispatch_copies(group, moe.experts, moe.topk)
+        up, out = costs.layers.copies(moe, group)
         reasons["ep"] = (
             f"each of {tokens / layout.tp:,.0f} tokens dispatched and combined, {up:.2f} copies within a "
             f"domain and {out:.2f} between, over {_group(group, costs)}, "
@@ -203,7 +208,7 @@ def _once_parts(costs: TrainerCosts, layout: RankLayout, time: StepTime) -> list
             name="gradient reduction",
             total_s=time.reduce_s,
             hidden_s=time.hidden_s * share,
-            why=f"float32 gradients of {numbers}",
+            why=f"gradients in {costs.program.gradient_bytes} bytes of {numbers}",
         ),
         CostPart(
             name="weight gathering",

@@ -6,7 +6,7 @@ stage, computed from the same sizes. Optimizer states, buffers, logits and the r
 above the limit here is above it there; what is below is asked again in full before it is planned.
 """
 
-from art_topology.cost.layers import Division
+from art_topology.cost.layer_times import Division
 from art_topology.cost.trainer_costs import Contents, StageContents, TrainerCosts, with_savings
 from art_topology.memory.activations import kept_bytes, saved_tensors
 from art_topology.memory.assumptions import MemoryAssumptions

@@ -10,7 +10,7 @@ from math import lcm
 
 import msgspec
 
-from art_topology.cost.layers import Division
+from art_topology.cost.layer_times import Division
 from art_topology.cost.trainer_costs import Contents, RowTime, TrainerCosts
 from art_topology.memory import MemoryEstimate, trainer_memory
 from art_topology.passes.trainer_division import Mesh, trainer_faults
