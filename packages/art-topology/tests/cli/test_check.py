@@ -18,7 +18,9 @@ def test_a_good_file_passes(art: Run, cluster_file: Path) -> None:
     done = art("check", "cluster.toml")
     assert done.code == 0
     assert done.err == ""
-    assert done.out.startswith("cluster.toml: ok, 3 hosts with 24 GPUs, 16 trainer ranks TP2/DP8, service policy")
+    assert done.out.startswith(
+        "cluster.toml: ok, 3 hosts with 24 GPUs, 16 trainer ranks TP2/DP8, service policy"
+    )
 
 
 def test_every_diagnostic_has_its_line_and_caret(art: Run, broken_file: Path) -> None:
@@ -30,7 +32,9 @@ def test_every_diagnostic_has_its_line_and_caret(art: Run, broken_file: Path) ->
     assert {each.code for each in found} == {"ART-T305", "ART-T602"}
     for each in found:
         assert each.render() in done.out
-    number = next(i for i, line in enumerate(broken_file.read_text().splitlines(), 1) if line.startswith("tp = 3"))
+    number = next(
+        i for i, line in enumerate(broken_file.read_text().splitlines(), 1) if line.startswith("tp = 3")
+    )
     assert f"--> broken.toml:{number}:1 (trainer.parallel.tp)" in done.out
     assert "^^" in done.out
     assert done.out.endswith("broken.toml: 2 errors\n")
@@ -42,7 +46,13 @@ def test_as_json_it_says_the_same_as_the_compiler(art: Run, cluster_file: Path, 
     document = msgspec.json.decode(done.out, type=CheckDocument)
     good, bad = document.files
     topology = read_topology(cluster_file).compile()
-    assert (good.ok, good.hosts, good.gpus, good.trainer_ranks, good.services) == (True, 3, 24, 16, ("policy",))
+    assert (good.ok, good.hosts, good.gpus, good.trainer_ranks, good.services) == (
+        True,
+        3,
+        24,
+        16,
+        ("policy",),
+    )
     assert good.fingerprint == topology.fingerprint
     assert (bad.ok, bad.errors, bad.fingerprint) == (False, 2, None)
     assert [each["location"]["line"] for each in done.json["files"][1]["diagnostics"]] == [

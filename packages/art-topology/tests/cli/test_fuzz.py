@@ -64,7 +64,7 @@ COMMANDS = (
 FORMATS = st.sampled_from(["toml", "yaml", "json"])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.binary(max_size=200), kind=FORMATS, command=st.sampled_from(COMMANDS), as_json=st.booleans())
 def test_random_bytes(place: Path, data: bytes, kind: str, command: list[str], as_json: bool) -> None:
     (place / f"fuzz.{kind}").write_bytes(data)
@@ -88,7 +88,9 @@ def mutated(draw: st.DrawFn, text: str) -> str:
             digits = [index for index, letter in enumerate(text) if letter.isdigit()]
             if digits:
                 spot = digits[at % len(digits)]
-                number = draw(st.sampled_from(["0", "-1", "3", "16", "1e400", "true", "99999999999999999999", '"x"']))
+                number = draw(
+                    st.sampled_from(["0", "-1", "3", "16", "1e400", "true", "99999999999999999999", '"x"'])
+                )
                 text = text[:spot] + number + text[spot + 1 :]
         elif kind == "text":
             text = text[:at] + draw(st.text(max_size=8)) + text[end:]
@@ -117,13 +119,21 @@ CONFIG = {
     "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000, "max_position_embeddings": 4096,
 }  # fmt: skip
 VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 70_000), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=2)
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 70_000),
+    st.sampled_from([2**31, 2**63, 10**30, 1e30]),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    changes=st.dictionaries(st.sampled_from([*CONFIG, "layer_types", "rope_scaling", "text_config"]), VALUES, max_size=3),
+    changes=st.dictionaries(
+        st.sampled_from([*CONFIG, "layer_types", "rope_scaling", "text_config"]), VALUES, max_size=3
+    ),
     gpus=st.integers(1, 4),
 )
 def test_models_that_are_odd(place: Path, changes: dict[str, object], gpus: int) -> None:
@@ -135,17 +145,67 @@ def test_models_that_are_odd(place: Path, changes: dict[str, object], gpus: int)
 
 WORDS = st.one_of(
     st.sampled_from(
-        ["check", "plan", "explain", "groups", "render", "schema", "diff", "init", "good.toml", "cpu.toml", "good.json",
-         "-", "--", "--json", "--strict", "--format", "toml", "json", "--rank", "0", "1", "-1", "99", "--family", "tp",
-         "dp", "--limit", "--hosts", "0-1", "1,0", "3-1", "-o", "x.svg", "--output", "--title", "--model", "--cluster",
-         "--gpu", "H200", "--gpus", "--gpus-per-host", "2", "--network", "--workload", "--hardware", "--force", "--cpu",
-         "--why", "--rejected", "--help", "-h", "--version", "x.toml", ""]
+        [
+            "check",
+            "plan",
+            "explain",
+            "groups",
+            "render",
+            "schema",
+            "diff",
+            "init",
+            "good.toml",
+            "cpu.toml",
+            "good.json",
+            "x.toml",
+            "x.svg",
+            "-",
+            "--",
+            "--json",
+            "--strict",
+            "--format",
+            "toml",
+            "json",
+            "--rank",
+            "0",
+            "1",
+            "-1",
+            "99",
+            "--family",
+            "tp",
+            "dp",
+            "--limit",
+            "--hosts",
+            "0-1",
+            "1,0",
+            "3-1",
+            "-o",
+            "--output",
+            "--title",
+            "--model",
+            "--cluster",
+            "--gpu",
+            "H200",
+            "--gpus",
+            "--gpus-per-host",
+            "2",
+            "--network",
+            "--workload",
+            "--hardware",
+            "--force",
+            "--cpu",
+            "--why",
+            "--rejected",
+            "--help",
+            "-h",
+            "--version",
+        ]
     ),
     st.text(max_size=6),
-)  # fmt: skip
+)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(words=st.lists(WORDS, max_size=7))
 def test_random_options(place: Path, words: list[str]) -> None:
     # Names of files that would be written outside the folder, or take the examples away.
@@ -156,19 +216,34 @@ def test_random_options(place: Path, words: list[str]) -> None:
     assert (place / "good.toml").read_text() == before
 
 
+OPTIONS = [
+    "--rank",
+    "--family",
+    "--limit",
+    "--hosts",
+    "--title",
+    "--model",
+    "--workload",
+    "--gpu",
+    "--hardware",
+    "--network",
+    "--why",
+    "--choose",
+    "--dtype",
+    "--lora-rank",
+    "--format",
+]
+GIVEN = st.one_of(
+    st.integers(-5, 10**12).map(str), st.text(max_size=10), st.sampled_from(["good.toml", ".", "toml"])
+)
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     command=st.sampled_from(["explain", "groups", "render", "plan"]),
-    options=st.lists(
-        st.tuples(
-            st.sampled_from(["--rank", "--family", "--limit", "--hosts", "--title", "--model", "--workload", "--gpu",
-                             "--hardware", "--network", "--why", "--choose", "--dtype", "--lora-rank", "--format"]),
-            st.one_of(st.integers(-5, 10**12).map(str), st.text(max_size=10), st.sampled_from(["good.toml", ".", "toml"])),
-        ),
-        max_size=3,
-    ),
-)  # fmt: skip
+    options=st.lists(st.tuples(st.sampled_from(OPTIONS), GIVEN), max_size=3),
+)
 def test_random_values_of_options(place: Path, command: str, options: list[tuple[str, str]]) -> None:
-    given_ = [part for name, value in options for part in (name, value)]
+    words = [part for name, value in options for part in (name, value)]
     file = ["--cluster", "good.toml"] if command == "plan" else ["good.toml"]
-    fine([command, *file, *given_])
+    fine([command, *file, *words])

@@ -43,7 +43,9 @@ def test_a_thousand_hosts_have_different_addresses() -> None:
 @pytest.mark.parametrize(("hosts", "gpus"), [(1, 8), (3, 8), (1, 0)])
 def test_its_comments_are_settings_that_exist(hosts: int, gpus: int) -> None:
     """Everything that is commented out can be commented in."""
-    text, count = re.subn(r"^# (\[[a-z]+\]|[a-z_]+ = )", r"\1", topology_text(hosts, gpus), flags=re.MULTILINE)
+    text, count = re.subn(
+        r"^# (\[[a-z]+\]|[a-z_]+ = )", r"\1", topology_text(hosts, gpus), flags=re.MULTILINE
+    )
     spec = read_topology_text(text, "toml").spec
     assert count >= (18 if gpus else 7)
     assert (spec.cluster.worker_port, spec.services[0].leader is not None) == (22222, True)
@@ -61,7 +63,11 @@ def test_existing_files_are_kept(art: Run, folder: Path) -> None:
     assert done.code == 2
     assert "--force" in done.err
     assert (folder / "topology.toml").read_text() == "mine"
-    assert art("init", "--gpus", 4, "--force", "--json").json == {"file": "topology.toml", "hosts": 1, "gpus": 4}
+    assert art("init", "--gpus", 4, "--force", "--json").json == {
+        "file": "topology.toml",
+        "hosts": 1,
+        "gpus": 4,
+    }
     assert art("check", "topology.toml").code == 0
     assert [path.name for path in folder.iterdir()] == ["topology.toml"]
 

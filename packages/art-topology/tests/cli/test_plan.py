@@ -114,7 +114,9 @@ def test_options_replace_fields_of_the_workload(art: Run, model_file: Path, fold
     assert (found["group_size"], found["lora_rank"], found["groups_per_step"]) == (4, 32, 8)
     default = art("plan", "--model", "config.json", *GPUS, "--json", "--full-weights").json["workload"]
     assert default["lora_rank"] is None
-    long = art("plan", "--model", "config.json", *GPUS, "--json", "--completion-tokens", 100_000).json["workload"]
+    long = art("plan", "--model", "config.json", *GPUS, "--json", "--completion-tokens", 100_000).json[
+        "workload"
+    ]
     assert long["packed_sequence_length"] == 131_072
     assert art(*given, "--full-weights", "--lora-rank", 8).code == 2
     assert art(*given, "--dtype", "int4").code == 2
@@ -161,7 +163,8 @@ def test_a_model_is_needed(art: Run, folder: Path) -> None:
 def test_what_cannot_run_is_one_with_its_reasons(art: Run, folder: Path, model_file: Path) -> None:
     huge = json.loads(model_file.read_text()) | {"num_hidden_layers": 200, "hidden_size": 16384}
     (folder / "huge.json").write_text(json.dumps(huge | {"num_experts": 512}))
-    done = art("plan", "--model", "huge.json", "--gpu", "H100", "--gpus", 1)
+    done = art("plan", "--model", "huge.json", "--gpu", "H100", "--gpus", 2)
     assert done.code == 1
     assert "no layout can run" in done.out
     assert art("plan", "--model", "huge.json", "--gpu", "H100", "--gpus", 2, "--json").json["plans"] == []
+    assert art("plan", "--model", "huge.json", "--gpu", "H100", "--gpus", 1).code == 2

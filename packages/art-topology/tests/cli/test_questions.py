@@ -39,8 +39,15 @@ lora_rank = 8
 
 def test_a_rank_is_explained_as_the_layout_has_it(art: Run, cluster_file: Path) -> None:
     layout = read_topology(cluster_file).compile().trainer.layout  # type: ignore[union-attr]
-    document = msgspec.json.decode(art("explain", cluster_file, "--rank", 11, "--json").out, type=RankDocument)
-    assert (document.host_id, document.local_rank, document.device, document.device_id) == ("host-1", 3, "gpu", 3)
+    document = msgspec.json.decode(
+        art("explain", cluster_file, "--rank", 11, "--json").out, type=RankDocument
+    )
+    assert (document.host_id, document.local_rank, document.device, document.device_id) == (
+        "host-1",
+        3,
+        "gpu",
+        3,
+    )
     assert document.coordinates == msgspec.structs.asdict(layout.coordinate(11))
     assert {group.family: group.ranks for group in document.groups} == {
         family: tuple(group) for family, group in layout.groups_of(11).items()
@@ -131,7 +138,12 @@ def test_groups_are_told_in_tables(art: Run, cluster_file: Path) -> None:
     assert [line.split()[0] for line in every.splitlines()[2:]] == list(GROUP_FAMILIES)
     dp = art("groups", cluster_file, "--family", "dp").out
     assert dp.splitlines()[0] == "dp: 2 groups of 8 ranks, some cross hosts"
-    assert dp.splitlines()[2].split() == ["0", "host-0,", "host-1", *"0 2 4 6 8 10 12 14".split()]
+    assert dp.splitlines()[2].split() == [
+        "0",
+        "host-0,",
+        "host-1",
+        *["0", "2", "4", "6", "8", "10", "12", "14"],
+    ]
     short = art("groups", cluster_file, "--family", "tp", "--limit", 3).out
     assert short.endswith("... and 5 more: --limit 8 or --json lists them all\n")
     wrong = art("groups", cluster_file, "--family", "expertdp")
@@ -142,11 +154,13 @@ def test_groups_are_told_in_tables(art: Run, cluster_file: Path) -> None:
 def test_a_diff_says_what_restarts(art: Run, cluster_file: Path, folder: Path) -> None:
     assert art("diff", "cluster.toml", "cluster.toml").code == 0
     changed = folder / "next.toml"
-    changed.write_text(cluster_file.read_text().replace("[services.parallel]\ntp = 8", "[services.parallel]\ntp = 4")
-                       .replace("dp = 1\n", "dp = 2\n"))  # fmt: skip
+    divided = cluster_file.read_text().replace("[services.parallel]\ntp = 8", "[services.parallel]\ntp = 4")
+    changed.write_text(divided.replace("dp = 1\n", "dp = 2\n"))
     done = art("diff", "cluster.toml", "next.toml")
     assert done.code == 1
-    assert done.out.startswith("restarts service 'policy'; the trainer's ranks and the rollout workers stay warm\n")
+    assert done.out.startswith(
+        "restarts service 'policy'; keeps the trainer's ranks and the rollout workers warm\n"
+    )
     document = msgspec.json.decode(art("diff", "cluster.toml", "next.toml", "--json").out, type=DiffDocument)
     assert (document.equal, document.restarts) == (False, ("service 'policy'",))
     assert {path for change in document.changes for path in change.paths} == {
@@ -178,7 +192,9 @@ def test_schemas(art: Run) -> None:
     assert art("schema").json == json.loads(msgspec.json.encode(topology_schema()))
     for name, kinds in DOCUMENTS.items():
         schema = art("schema", "--output", name).json
-        assert {entry["$ref"].rpartition("/")[2] for entry in schema["anyOf"]} == {kind.__name__ for kind in kinds}
+        assert {entry["$ref"].rpartition("/")[2] for entry in schema["anyOf"]} == {
+            kind.__name__ for kind in kinds
+        }
     assert art("schema", "--output", "nothing").code == 2
 
 

@@ -41,7 +41,7 @@ def _gpus(incomplete: str) -> list[str]:
 
     table = default_hardware()
     names = [*table.gpus, *table.nodes, *(alias for gpu in table.gpus.values() for alias in gpu.aliases)]
-    return sorted({name for name in names if name.lower().startswith(incomplete.lower())})
+    return sorted({name for name in names if name.startswith(incomplete)})
 
 
 def _links(incomplete: str) -> list[str]:

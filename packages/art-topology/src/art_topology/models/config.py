@@ -14,6 +14,8 @@ from art_topology.models.mlp_fields import read_mlps
 
 __all__ = ["ModelConfigError", "load_model_config"]
 
+_MOST_LAYERS = 16_384
+"""More than any model has; what stands for a layer is kept in memory for each of them."""
 _MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _TEXT = ("text_config", "llm_config", "language_config")
 
@@ -50,7 +52,7 @@ def load_model_config(source: str | Path | Mapping[str, Any]) -> ModelDescriptio
 
 def _described(fields: Fields, convention: Convention, model_type: str) -> ModelDescription:
     hidden = fields.count(("hidden_size", "n_embd", "d_model"), "features of the residual stream")
-    count = fields.count(("num_hidden_layers", "n_layer"), "decoder layers")
+    count = fields.count(("num_hidden_layers", "n_layer"), "decoder layers", most=_MOST_LAYERS)
     attention = read_attention(fields, convention, hidden, count)
     mlps = read_mlps(fields, convention, hidden, count)
     streams = fields.count("hc_mult", "residual streams of hyper-connections", 1)
@@ -81,7 +83,7 @@ def _described(fields: Fields, convention: Convention, model_type: str) -> Model
         max_position_embeddings=fields.maybe_count("max_position_embeddings", "longest context, in tokens"),
         layers=tuple(layer(index) for index in range(count)),
         mtp_layers=(layer(count, joins=True),)
-        * fields.count(_MTP, "layers of multi-token prediction", 0, least=0),
+        * fields.count(_MTP, "layers of multi-token prediction", 0, least=0, most=_MOST_LAYERS),
         per_layer_vocab_size=fields.count(
             "vocab_size_per_layer_input", "vocabulary of per-layer embeddings", vocabulary
         )

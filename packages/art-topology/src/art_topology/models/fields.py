@@ -46,8 +46,10 @@ class Fields:
                 return self._values[name]
         return None
 
-    def count(self, names: Names, meaning: str, default: int | None = None, *, least: int = 1) -> int:
-        """An integer of at least ``least``; without a default it must be there."""
+    def count(
+        self, names: Names, meaning: str, default: int | None = None, *, least: int = 1, most: int = 2**40
+    ) -> int:
+        """An integer from ``least`` to ``most``; without a default it must be there."""
         value = self.raw(names)
         if value is None:
             if default is None:
@@ -61,6 +63,9 @@ class Fields:
                 f"{self._found(names)} is {value!r}, not a whole number of at least {least}: {meaning}"
             )
             return max(least, default or 1)
+        if value > most:
+            self.problem(f"{self._found(names)} is more than {most:,}: {meaning}")
+            return least
         return value
 
     def maybe_count(self, names: Names, meaning: str) -> int | None:

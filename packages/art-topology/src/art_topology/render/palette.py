@@ -10,9 +10,9 @@ FAMILIES: dict[GroupFamily, tuple[str, str]] = {
     "tp": ("#0072b2", "tensor parallel"),
     "cp": ("#e69f00", "context parallel"),
     "ep": ("#009e73", "expert parallel"),
-    "etp": ("#7a5195", "expert tensor parallel"),
+    "etp": ("#6c2e13", "expert tensor parallel"),
     "pp": ("#56b4e9", "pipeline parallel"),
-    "dp": ("#7f8a94", "data parallel"),
+    "dp": ("#59636e", "data parallel"),
 }
 """The families that are drawn, in this order, with colour and name."""
 
@@ -89,7 +89,7 @@ def style_sheet(services: int) -> str:
     """The rules that turn a picture dark where the viewer prefers it."""
     rules = [_rule(name, look) for name, look in DARK.items()]
     rules += [
-        _rule(f"service-{index}", {"fill": mixed(service_colour(index), DARK["cell"]["fill"], 0.72)})
+        _rule(f"service-{index}", {"fill": mixed(service_colour(index), DARK["cell"]["fill"], 0.8)})
         for index in range(services)
     ]
     return f"@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}"
@@ -104,5 +104,5 @@ def light(name: str) -> dict[str, str]:
     """The attributes of a class in light mode."""
     if name.startswith("service-"):
         colour = service_colour(int(name.removeprefix("service-")))
-        return {"fill": mixed(colour, "#ffffff", 0.78)}
+        return {"fill": mixed(colour, "#ffffff", 0.8)}
     return LIGHT[name]

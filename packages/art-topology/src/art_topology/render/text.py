@@ -6,16 +6,16 @@ Widths follow DejaVu Sans, which is wider than Helvetica, Arial, Segoe UI, Robot
 import unicodedata
 
 _WIDTHS: dict[str, float] = {
-    **dict.fromkeys("ijl'|", 0.29),
-    **dict.fromkeys("I.,:;!/ ", 0.35),
-    **dict.fromkeys('-()[]{}"', 0.46),
+    **dict.fromkeys("ijl'", 0.29),
+    **dict.fromkeys("I.,:;/| ", 0.35),
+    **dict.fromkeys('-!()[]"', 0.46),
     **dict.fromkeys("frt", 0.42),
     **dict.fromkeys("csz", 0.56),
     **dict.fromkeys("mw", 0.98),
     **dict.fromkeys("MW@%", 1.0),
     **dict.fromkeys("CDGHNOQRU", 0.79),
     **dict.fromkeys("_", 0.5),
-    **dict.fromkeys("+<=>~", 0.84),
+    **dict.fromkeys("+<=>~#^&", 0.84),
     "\N{HORIZONTAL ELLIPSIS}": 1.0,
     "\N{EN DASH}": 0.5,
     "\N{MIDDLE DOT}": 0.35,
