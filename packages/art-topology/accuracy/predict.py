@@ -206,13 +206,13 @@ def _memory(row: Row) -> Prediction:
     return Prediction(row=row, value=sum(size for _, size in parts), parts=parts)
 
 
-def calibration_of(row: Row) -> Calibration:
+def calibration_of(row: Row, values: Calibration | None = None) -> Calibration:
     """The cost model's constants; for attention without flash kernels, what that can reach by its traffic.
 
     Per query, key and head it multiplies 4 numbers of the head forward and 8 backward, and skips none of them
     for the causal mask; the planner counts half of the 4, and 2.5 times that backward.
     """
-    values = Calibration()
+    values = values or Calibration()
     attention = model_of(row).layers[0].attention
     if row.attention == "flash" or not isinstance(attention, GqaShape):
         return values
@@ -247,16 +247,19 @@ def _everywhere(value: float) -> ByArchitecture:
     return ByArchitecture(ampere=value, ada=value, hopper=value, blackwell=value, other=value)
 
 
-def _step(row: Row, workload: WorkloadSpec) -> Prediction:
+def step_of(
+    row: Row, workload: WorkloadSpec, *, values: Calibration | None = None, machine: Machine | None = None
+) -> Prediction:
+    """A training step of a row, with other constants or on another machine where they are given."""
     assert row.layout is not None
     assert row.machine is not None
     assert row.gpus is not None
     model = model_of(row)
     stages = stages_of(row.layout, len(model.layers), row.mtp_layers)
-    machine = machine_of(row.machine)
+    machine = machine or machine_of(row.machine)
     cost = trainer_step_cost(
         model, ranks_of(row.layout), stages, workload, machine,
-        ranks_per_host=min(machine.gpus_per_host, row.gpus), calibration=calibration_of(row),
+        ranks_per_host=min(machine.gpus_per_host, row.gpus), calibration=calibration_of(row, values),
         program=program_of(row),
     )  # fmt: skip
     parts = tuple((part.name, part.exposed_s) for part in cost.parts)
@@ -264,7 +267,7 @@ def _step(row: Row, workload: WorkloadSpec) -> Prediction:
 
 
 def _step_time(row: Row) -> Prediction:
-    return _step(row, workload_of(row))
+    return step_of(row, workload_of(row))
 
 
 def _rl_step(row: Row) -> Prediction:
@@ -289,7 +292,7 @@ def _rl_step(row: Row) -> Prediction:
     machine = machine_of(row.machine)
     parallel = VllmParallelSpec(tp=row.generation_tp, dp=row.gpus // row.generation_tp)
     generation = rollout_cost(model_of(row), parallel, step, machine).rollout_s
-    updates = row.samples // row.global_batch * _step(row, update).value
+    updates = row.samples // row.global_batch * step_of(row, update).value
     parts = (("generation", generation), ("log-probabilities", updates / 3), ("training", updates))
     return Prediction(row=row, value=sum(seconds for _, seconds in parts), parts=parts)
 

@@ -204,6 +204,24 @@ def test_sequence_and_context_parallelism_divide_activations() -> None:
         )
 
 
+def test_without_sequence_parallelism_a_rank_keeps_all_tokens_between_divided_matrices() -> None:
+    model, stages = _model("meta-llama/Llama-3.1-8B"), StageLayout.uniform(32, 1)
+    plain = msgspec.structs.replace(MemoryAssumptions(), sequence_parallel=False)
+    divided, whole = (
+        trainer_memory(model, _layout(tp=4), stages, _workload(), assumptions=assumptions)
+        for assumptions in (MemoryAssumptions(), plain)
+    )
+    # inputs of two norms, of attention and of the feed-forward layer, in 16 bit
+    kept = 4 * 8192 * 4096 * 2 * 32
+    assert whole.part("activations").bytes - divided.part("activations").bytes == kept * 3 / 4
+
+
+def test_workspaces_are_two_of_32_mib_and_four_more_for_experts() -> None:
+    for name, layers, count in (("meta-llama/Llama-3.1-8B", 32, 2), ("Qwen/Qwen3-30B-A3B", 48, 6)):
+        estimate = trainer_memory(_model(name), _layout(), StageLayout.uniform(layers, 1), _workload())
+        assert estimate.part("workspaces").bytes == count * 32 * 2**20
+
+
 def test_offload_moves_bytes_to_the_host() -> None:
     model = _model("meta-llama/Llama-3.1-8B")
     stages = StageLayout.uniform(32, 1)
