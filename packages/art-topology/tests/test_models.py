@@ -154,9 +154,12 @@ def test_every_missing_field_is_named_with_its_meaning() -> None:
         ("mistralai/Mistral-7B-v0.1", {"hidden_size": 4097}, ("4097", "32")),
         ("Qwen/Qwen3-8B", {"hidden_size": "wide"}, ("'wide'",)),
         ("Qwen/Qwen3-8B", {"num_hidden_layers": 0}, ("0",)),
+        ("Qwen/Qwen3-8B", {"num_hidden_layers": 10**9}, ("num_hidden_layers", "16,384")),
+        ("Qwen/Qwen3-8B", {"vocab_size": 1e300}, ("vocab_size",)),
         ("zai-org/GLM-5.2", {"indexer_types": ["shared"] * 78}, ("first layer",)),
         ("zai-org/GLM-5.2", {"layer_types": ["linear_attention"] * 78}, ("'linear_attention'",)),
         ("deepseek-ai/DeepSeek-V4-Flash", {"compress_ratios": [7] * 43}, ("7",)),
+        ("deepseek-ai/DeepSeek-V4-Flash", {"compress_ratios": [4] * 40}, ("40 entries", "43")),
         ("deepseek-ai/DeepSeek-V3", {"mlp_layer_types": ["sparse"] * 60}, ("60 entries", "61")),
         ("Qwen/Qwen3-8B", {"hybrid_override_pattern": "M-M*"}, ("state-space",)),
     ],
@@ -185,7 +188,7 @@ _VALUES = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     name=st.sampled_from(sorted(_PUBLISHED)),
     data=st.data(),

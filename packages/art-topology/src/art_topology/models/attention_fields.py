@@ -285,6 +285,7 @@ def _compressed_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
     if kinds is None and ratios:
         if len(ratios) < layers:
             fields.problem(f"compress_ratios has {len(ratios)} entries for num_hidden_layers = {layers}")
+            return ("sliding_attention",) * layers
         for ratio in sorted(set(ratios) - set(_COMPRESSED)):
             fields.problem(
                 f"compress_ratios has {ratio}; known are 0 and 1 (none), 4 (sparse) and 128 (heavy)"
