@@ -76,7 +76,9 @@ def _stage_bytes(
         for layer, count in Counter(chosen).items():
             total += count * kept_bytes(layer, layout, workload, assumptions, full)
     if stage.loss:
-        tokens = math.ceil(math.ceil(workload.packed_sequence_length / layout.cp) / layout.tp)
+        tokens = math.ceil(workload.packed_sequence_length / layout.cp)
+        if assumptions.sequence_parallel:
+            tokens = math.ceil(tokens / layout.tp)
         total += 2 * tokens * model.hidden_size * workload.dtype_bytes
     return total
 
