@@ -211,7 +211,7 @@ def test_without_sequence_parallelism_a_rank_keeps_all_tokens_between_divided_ma
         trainer_memory(model, _layout(tp=4), stages, _workload(), assumptions=assumptions)
         for assumptions in (MemoryAssumptions(), plain)
     )
-    # In 16 bit: inputs of two norms, of attention and of the feed-forward layer; of the last norm and the head.
+    # In 16 bit: inputs of two norms, of attention and the feed-forward layer; of the last norm and the head.
     kept = (4 * 32 + 2) * 8192 * 4096 * 2
     assert whole.part("activations").bytes - divided.part("activations").bytes == kept * 3 / 4
 
