@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from art_topology.models import load_model_config, parameters
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from art_topology.models import load_model_config, parameters
 
 _PUBLISHED = json.loads(
     (Path(__file__).parents[2] / "packages/art-topology/tests/published_models.json").read_text()
