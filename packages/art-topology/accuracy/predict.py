@@ -104,7 +104,8 @@ def _from_shapes(name: str, shapes: dict[str, Any]) -> ModelDescription:
         hidden_size=hidden, query_heads=shapes["query_heads"], kv_heads=shapes["kv_heads"], head_dim=head,
         value_dim=head, qkv_bias=bias, output_bias=bias,
     )  # fmt: skip
-    moe, mlps = shapes.get("moe"), []
+    moe = shapes.get("moe")
+    mlps: list[DenseShape | MoeShape] = []
     if not moe or "moe_every" in shapes:
         mlps += [
             DenseShape(hidden_size=hidden, inner_size=shapes["inner_size"], gated=shapes["gated"], bias=bias)

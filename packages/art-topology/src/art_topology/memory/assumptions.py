@@ -28,10 +28,10 @@ class MemoryAssumptions(msgspec.Struct, frozen=True, kw_only=True):
         logit_chunk_tokens: Tokens whose logits exist at a time; log-probabilities are made chunk by chunk.
         logit_copies_bytes: Bytes beside each logit itself: in float32, and its gradient. Megatron-LM's own
             loss works in place in one float32 copy, which takes 4.
-        workspace_bytes: Workspaces of cuBLAS (PyTorch's default on Hopper) and of Transformer Engine, 32 MiB
-            each, which PyTorch's allocator holds.
-        grouped_workspace_bytes: Further ones of Transformer Engine for products of experts, one for each of
-            its 4 streams.
+        workspace_bytes: Bytes of the workspaces of cuBLAS (PyTorch's default on Hopper) and of Transformer
+            Engine, 32 MiB each, which PyTorch's allocator holds.
+        grouped_workspace_bytes: Bytes of Transformer Engine's further ones for products of experts, one for
+            each of its 4 streams.
         cuda_context_bytes: Bytes of the CUDA context with the kernels of PyTorch and its libraries, per
             process. An estimate without a published source.
         nccl_bytes: Bytes of the buffers of a communicator that has two ranks or more. 688 MiB were measured
