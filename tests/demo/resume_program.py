@@ -17,7 +17,7 @@ import art
 from art.distributed import ArtLaunchContext, ArtRuntime, InstalledAsyncCallable, compile_topology
 from art.reporting import JsonDisplay, RunReport
 from art.reporting.events import Event, PhaseStarted, StepSampled, StepStarted
-from art.reporting.run_folder import newest_generation
+from art.reporting.generations import newest_version
 
 SAMPLES = 4
 EQUAL_STEP = 3
@@ -88,7 +88,7 @@ class Killer:
         if self.moment != "trained" or self.step != step:
             return
         deadline = time.monotonic() + 30
-        while newest_generation(folder) < version:
+        while newest_version(folder) < version:
             if time.monotonic() > deadline:
                 sys.exit("the generation did not become durable within 30 s")
             time.sleep(0.005)

@@ -11,7 +11,7 @@ import pytest
 from art_testing.leftovers import LeftoverChecker
 from art_testing.tiny_model import make_tiny_llama
 
-from art.reporting.run_folder import newest_generation
+from art.reporting.generations import newest_version
 
 PROGRAM = Path(__file__).with_name("resume_program.py")
 SIGKILL = -9
@@ -88,7 +88,7 @@ def assert_complete(program: Program) -> None:
     assert versions == set()
     evaluated = [(line["name"], line["policy_version"]) for line in program.lines("evaluations.jsonl")]
     assert evaluated == [("held-out", 0), ("held-out", 3)]
-    assert newest_generation(program.run) == 3
+    assert newest_version(program.run) == 3
     assert json.loads((program.run / "run.json").read_text())["finished"]
     assert (program.run / "report.html").stat().st_size > 10_000
 
@@ -116,7 +116,9 @@ def test_a_policy_that_was_not_durable_is_trained_again(program: Program, checke
     checker.assert_clean(within_s=20)
     (newest,) = (program.run / "generations").glob("step-00000002-*")
     newest.rename(newest.with_name(f".stage-{newest.name}"))  # as if killed just before the rename
-    with (program.run / "metrics.jsonl").open("a") as file:
+    lines = [{**line, "durable_version": 1.0} for line in program.lines("metrics.jsonl")]  # nor seen on disk
+    with (program.run / "metrics.jsonl").open("w") as file:
+        file.writelines(f"{json.dumps(line)}\n" for line in lines)
         file.write('{"step":4,"policy_ver')  # and in the middle of a line
     resumed = program(resume=True, kill="training:4")
     assert resumed.returncode == SIGKILL, resumed.stdout + resumed.stderr

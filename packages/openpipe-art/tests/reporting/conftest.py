@@ -1,6 +1,7 @@
 """What tests of a run's report share."""
 
 import contextlib
+import hashlib
 import io
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -37,6 +38,29 @@ class Executor:
         return [self.held[handle.ref.record_id] for handle in handles]
 
 
+def write_generation(run: Path, version: int) -> Path:
+    """A durable policy of a run, as small as one can be."""
+    content = b"the policy"
+    name = f"step-{version:08d}-{version:032x}"
+    folder = run / "generations" / name
+    folder.mkdir(parents=True)
+    (folder / "adapter_model.safetensors").write_bytes(content)
+    entry = {
+        "byte_count": len(content),
+        "digest": hashlib.blake2b(content, digest_size=32).hexdigest(),
+    }
+    manifest = {
+        "format": 1,
+        "generation": name,
+        "version": version,
+        "run_id": "r",
+        "adapter_digest": "",
+        "files": {"adapter_model.safetensors": entry},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
 @pytest.fixture
 def executor() -> Executor:
     return Executor()
@@ -44,7 +68,8 @@ def executor() -> Executor:
 
 @pytest.fixture
 def make_group(executor: Executor) -> Callable[..., art.TrajectoryGroup]:
-    """Makes a group of handles from rewards; their records are with the executor."""
+    """Makes a group of handles from rewards; their records are with the executor. ``add_generation(run,
+    version)`` of it makes a durable policy."""
 
     def make(*rewards: float, version: int = 0, ids: Sequence[int] = (5, 6)) -> art.TrajectoryGroup:
         handles = []
@@ -86,6 +111,7 @@ def make_group(executor: Executor) -> Callable[..., art.TrajectoryGroup]:
             )
         return art.TrajectoryGroup(handles)
 
+    make.add_generation = write_generation
     return make
 
 

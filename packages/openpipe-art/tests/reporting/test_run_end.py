@@ -43,7 +43,7 @@ async def take_steps(report: RunReport, make_group: Callable, count: int, limit:
         step = next(report.steps(limit))
         await report.sampled([make_group(0.5, 1.0, version=report.policy_version)])
         version = report.policy_version + 1
-        (report.folder / "generations" / f"step-{version:08d}-{version:032x}").mkdir(parents=True)
+        make_group.add_generation(report.folder, version)
         report.trained(art.TrainResult(version))
         assert report.steps_done == step
 

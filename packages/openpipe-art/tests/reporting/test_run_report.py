@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -178,7 +179,7 @@ async def test_a_stopped_run_says_how_to_go_on(make_report, make_group, stream, 
     folder = tmp_path / "with space"
     async with interrupted(make_report(folder=folder, resume_command="my resume")) as report:
         await run_steps(report, make_group, (0.5, 1.0))
-        add_generation(report.folder, 1)
+        make_group.add_generation(report.folder, 1)
     assert f"\ngo on with: my resume '{folder}'\nrun folder: {folder}\n" in stream.getvalue()
     assert "\nstopped after 1 step and 0 s, mean reward 0.750" in stream.getvalue()
 
@@ -329,15 +330,9 @@ async def stopped_run(make_report, make_group, tokenizer_folder: Path) -> Path:
         report.model(tokenizer_folder)
         await report.evaluate("held-out", [answer(0.0)])
         await run_steps(report, make_group, (0.5, 1.0), (0.5, 0.5), (0.25, 0.75))
-    add_generation(report.folder, 1)
-    add_generation(report.folder, 2)
+    make_group.add_generation(report.folder, 1)
+    make_group.add_generation(report.folder, 2)
     return report.folder
-
-
-def add_generation(folder: Path, version: int) -> Path:
-    generation = folder / "generations" / f"step-{version:08d}-{version:032x}"
-    generation.mkdir(parents=True)
-    return generation
 
 
 async def test_a_stopped_run_goes_on_after_its_last_step(
@@ -365,7 +360,7 @@ async def test_steps_whose_policy_was_not_durable_are_rolled_back(
     make_report, open_report, make_group, read_json, stream: io.StringIO, tokenizer_folder: Path
 ) -> None:
     folder = await stopped_run(make_report, make_group, tokenizer_folder)
-    (folder / "generations" / f"step-00000002-{2:032x}").rmdir()
+    shutil.rmtree(folder / "generations" / f"step-00000002-{2:032x}")
     report = await open_report(resume=True)
     assert (report.steps_done, report.policy_version) == (2, 1)
     assert "step 3 rolled back: the newest durable policy is v1\n" in stream.getvalue()
@@ -398,7 +393,8 @@ async def test_an_evaluation_of_a_policy_that_is_gone_is_dropped(
     async with interrupted(make_report(resume=True)) as report:
         await report.evaluate("held-out", [answer(1.0)])
     assert [line["policy_version"] for line in read_json(folder / "evaluations.jsonl")] == [0, 2]
-    (folder / "generations" / f"step-00000002-{2:032x}").rmdir()
+    generation = folder / "generations" / f"step-00000002-{2:032x}"
+    generation.rename(generation.with_name(f"damaged-{generation.name}"))
     async with interrupted(make_report(resume=True)):
         assert [line["policy_version"] for line in read_json(folder / "evaluations.jsonl")] == [0]
     assert not (folder / "trajectories" / "held-out-0002.jsonl").exists()

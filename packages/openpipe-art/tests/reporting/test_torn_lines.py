@@ -30,9 +30,8 @@ async def whole(make_report: Callable[..., RunReport], make_group: Callable, tok
                 rewards = (0.5, 0.5) if step == 3 else (0.5, 1.0)
                 await report.sampled([make_group(*rewards, version=report.policy_version)])
                 version = report.policy_version + (step != 3)
-                (report.folder / "generations" / f"step-{version:08d}-{version:032x}").mkdir(
-                    parents=True, exist_ok=True
-                )
+                if step != 3:
+                    make_group.add_generation(report.folder, version)
                 report.trained(art.TrainResult(version, {"loss": float("nan")} if step == 2 else {}))
             raise KeyboardInterrupt
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from art.errors import ConfigError
+from art.reporting.generations import newest_version
 from art.reporting.run_folder import (
     EVALUATIONS,
     GENERATIONS,
@@ -25,7 +26,6 @@ from art.reporting.run_folder import (
     REPORT,
     RUN,
     TRAJECTORIES,
-    newest_generation,
     read_run,
     read_steps,
 )
@@ -63,7 +63,7 @@ def why_kept(folder: Path) -> str | None:
         read_run(folder)
     except (OSError, msgspec.MsgspecError):
         return general
-    if newest_generation(folder) or read_steps(folder):
+    if newest_version(folder) or read_steps(folder):
         steps = len(read_steps(folder))
         return f"the run folder {folder} holds a run of {steps} steps; choose another, or resume it"
     foreign = sorted(path.name for path in folder.iterdir() if not _is_ours(path.name))

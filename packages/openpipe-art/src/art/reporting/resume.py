@@ -16,7 +16,16 @@ from typing import Any
 import msgspec
 
 from art.errors import ConfigError
-from art.reporting.run_folder import RUN, RunDescription, StepLine, read_run, read_steps
+from art.reporting.generations import check_generations, newest_version
+from art.reporting.run_folder import (
+    METRICS,
+    RUN,
+    RunDescription,
+    StepLine,
+    known_numbers,
+    read_lines,
+    read_run,
+)
 
 STEPS = "steps"
 """The setting that says how many steps a run may take."""
@@ -68,8 +77,8 @@ def resume_point(steps: Sequence[StepLine], newest: int) -> ResumePoint:
     if newest > last + 1:
         raise ConfigError(
             f"the newest generation is of policy version {newest}, but metrics.jsonl ends with version "
-            f"{last}; its lines were lost. Move the generations above version {last + 1} away to resume from "
-            "there"
+            f"{last}: its lines were lost. Bring the file back from a copy, or start a new run; nothing was "
+            "changed"
         )
     if newest == last + 1:
         return ResumePoint(len(steps), len(steps) + 1, newest)
@@ -78,7 +87,7 @@ def resume_point(steps: Sequence[StepLine], newest: int) -> ResumePoint:
 
 
 def read_resumable(folder: Path, steps: int | None = None) -> RunDescription:
-    """What the run in ``folder`` is, which is to go on.
+    """What the run in ``folder`` is, which is to go on; its policies are looked at, and nothing is changed.
 
     Args:
         folder: the run's.
@@ -86,17 +95,23 @@ def read_resumable(folder: Path, steps: int | None = None) -> RunDescription:
 
     Raises:
         RunFinishedError: it came to its end, and ``steps`` gives it no more than it had.
-        ConfigError: it is no run's folder.
+        ConfigError: it is no run's folder, or what a resumption needs was lost or is damaged.
     """
     try:
         description = read_run(folder)
-    except (OSError, msgspec.MsgspecError) as error:
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"{folder} is no run's folder, or it was changed by hand or damaged: {RUN} cannot be read "
+            f"({error}). Bring the file back from a copy, or start a new run"
+        ) from error
+    except OSError as error:
         raise ConfigError(
             f"{folder} is no run's folder, so there is nothing to resume: {RUN} cannot be read ({error})"
         ) from error
+    lines = _lines(folder)
     had = steps_of(description.settings)
     if description.finished and (steps is None or had is None or steps <= had):
-        done = len(read_steps(folder))
+        done = len(lines)
         more = (
             f". To go on with it, let it take more than {_steps(had)}, for example --steps {had + 10}"
             if had is not None
@@ -105,7 +120,21 @@ def read_resumable(folder: Path, steps: int | None = None) -> RunDescription:
         raise RunFinishedError(
             f"the run in {folder} is finished after {_steps(done)}; there is nothing to resume{more}"
         )
+    check_generations(folder, description, lines)
+    resume_point(lines, newest_version(folder))
     return description
+
+
+def _lines(folder: Path) -> list[StepLine]:
+    lines: list[StepLine] = []
+    try:
+        lines.extend(map(known_numbers, read_lines(folder / METRICS, dict[str, float | None])))
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f"line {len(lines) + 1} of {folder / METRICS} cannot be read: {error}. It was changed by "
+            "hand or damaged, so the run cannot be resumed: bring the file back from a copy, or start a new run"
+        ) from error
+    return lines
 
 
 def check_settings(now: Mapping[str, Any], then: Mapping[str, Any]) -> None:

@@ -117,6 +117,6 @@ def _page(writer: RunWriter, display: Display) -> str | None:
 def _resume_hint(writer: RunWriter) -> str | None:
     """The command that goes on with the run, where something is kept to go on from."""
     command = writer.description.resume_command
-    if not command or kept_steps(writer.folder, writer.steps) is None:
+    if not command or kept_steps(writer.folder, writer.description, writer.steps) is None:
         return None
     return f"{command} {shlex.quote(str(writer.folder))}"

@@ -17,7 +17,6 @@ writers cut it off before they go on.
 """
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -68,6 +67,7 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
         stop: how it ended otherwise. A run with neither goes on, or its process was killed;
             :func:`art.reporting.read_state` tells which.
         resume_command: goes on with the run when the folder's name is put behind it; empty without one.
+        durable_version: the newest policy that was on disk when the run ended or was resumed; None without.
 
     ``model`` and what follows from it are empty until the base model is there.
     """
@@ -82,6 +82,7 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool = False
     stop: Stop | None = None
     resume_command: str = ""
+    durable_version: int | None = None
 
 
 type StepLine = dict[str, float]
@@ -89,7 +90,8 @@ type StepLine = dict[str, float]
 
 `step` (from 1), `policy_version`, `reward`, `tokens_per_s`, `rollout_s`, `train_s`, `elapsed_s` (since the
 start, time between a stop and its resumption left out), and the metrics of `art.TrainResult`:
-`logical_tokens`, `physical_tokens`, `sampler_difference_mean`, `sampler_difference_p99`, `skipped` ... Names
+`logical_tokens`, `physical_tokens`, `sampler_difference_mean`, `sampler_difference_p99`, `skipped` ...
+`durable_version` is the newest policy that was seen on disk when the step ended, if one was. Names
 that end in `_s` are seconds, in `_bytes` bytes. A line with `restored` 1 was lost and written again: the
 process was killed after the step's generation was durable and before the line was, so it has `step`,
 `policy_version`, `reward`, `trajectories` and `elapsed_s` alone.
@@ -143,15 +145,6 @@ class TrajectoryLine(msgspec.Struct, frozen=True, kw_only=True):
     record: str = ""
     worker: str = ""
     exchanges: tuple[ExchangeLine, ...] = ()
-
-
-_GENERATION = re.compile(r"step-([0-9]{8,})-[0-9a-f]{32}")
-
-
-def newest_generation(folder: Path) -> int:
-    """The highest policy version that is durable in a run's folder, 0 without one."""
-    names = (folder / GENERATIONS).glob("step-*")
-    return max((int(match[1]) for path in names if (match := _GENERATION.fullmatch(path.name))), default=0)
 
 
 def step_file(folder: Path, step: int) -> Path:

@@ -1,7 +1,7 @@
 """How a run stands, from its folder alone: whether it goes on, or how it ended, where, and what is next."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +9,7 @@ import msgspec
 
 from art.errors import ConfigError
 from art.reporting.folder_claim import holder_of
+from art.reporting.generations import lost_generations, newest_version
 from art.reporting.resume import resume_point
 from art.reporting.run_folder import (
     EVALUATIONS,
@@ -17,7 +18,7 @@ from art.reporting.run_folder import (
     TRAJECTORIES,
     RunDescription,
     StepLine,
-    newest_generation,
+    is_step_file,
     read_run,
     read_steps,
     unfinished_bytes,
@@ -45,6 +46,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         resume: the command that goes on with it, where it can go on and its program has one.
         unfinished: files of lines whose last one was not written to its end, and is left out; of a run that
             goes on none, where it may be being written.
+        remarks: on files that were there once and are gone, a sentence each.
     """
 
     state: Literal["finished", "running", "interrupted", "failed", "killed"]
@@ -55,6 +57,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     kept_steps: int | None = None
     resume: str | None = None
     unfinished: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def read_state(folder: Path) -> RunState:
@@ -72,13 +75,18 @@ def state_of(folder: Path, description: RunDescription, steps: Sequence[StepLine
     lined = [*(folder / name for name in (METRICS, EVALUATIONS, PHASES))]
     lined += sorted((folder / TRAJECTORIES).glob("*.jsonl"))
     unfinished = tuple(str(path.relative_to(folder)) for path in lined if unfinished_bytes(path))
-    state = RunState(state="finished", steps=len(steps), unfinished=unfinished)
+    state = RunState(
+        state="finished",
+        steps=len(steps),
+        unfinished=unfinished,
+        remarks=tuple(_remarks(folder, description, steps)),
+    )
     if description.finished:
         return state
     stop = description.stop
     if stop is None and (process := holder_of(folder)) is not None:
         return msgspec.structs.replace(state, state="running", process=process, unfinished=())
-    kept = kept_steps(folder, steps)
+    kept = kept_steps(folder, description, steps)
     if kept is not None and description.resume_command:
         resume = f"{description.resume_command} {shlex.quote(str(folder.resolve()))}"
         state = msgspec.structs.replace(state, resume=resume)
@@ -91,13 +99,28 @@ def state_of(folder: Path, description: RunDescription, steps: Sequence[StepLine
     )
 
 
-def kept_steps(folder: Path, steps: Sequence[StepLine]) -> int | None:
+def _remarks(folder: Path, description: RunDescription, steps: Sequence[StepLine]) -> Iterator[str]:
+    """What of the folder is gone."""
+    trained = [path for path in (folder / TRAJECTORIES).glob("step-*.jsonl") if is_step_file(path)]
+    if not (folder / METRICS).exists() and (newest_version(folder) > 0 or len(trained) > 1):
+        yield (
+            f"{METRICS} is missing, though the run took steps: their numbers are left out, and the run "
+            "cannot be resumed until the file is back"
+        )
+        return
+    if (lost := lost_generations(folder, description, steps)) is not None:
+        yield f"{lost}; the run cannot be resumed until they are back"
+
+
+def kept_steps(folder: Path, description: RunDescription, steps: Sequence[StepLine]) -> int | None:
     """How many steps the run in ``folder`` goes on after; None where nothing is kept to go on from.
 
     A step is kept when its policy is on disk, or is the base model's since nothing was learned yet.
     """
     try:
-        return resume_point(steps, newest_generation(folder)).steps_done or None
+        if lost_generations(folder, description, steps) is not None:
+            return None
+        return resume_point(steps, newest_version(folder)).steps_done or None
     except ConfigError:
         return None
 
@@ -128,6 +151,8 @@ def advice(state: RunState) -> str:
     """What to do next, before ``state.resume`` where there is one; empty where nothing is to be done."""
     if state.state in ("finished", "running"):
         return ""
+    if state.remarks:
+        return ""
     if state.kept_steps is None:
         return "No step is on disk to go on from: start it again."
     mend = "Mend what failed, then g" if state.state == "failed" else "G"
@@ -142,6 +167,7 @@ def state_lines(state: RunState) -> list[str]:
         lines += [f"  {line}" for line in state.message.splitlines()]
     if state.unfinished:
         lines.append(unfinished_text(state))
+    lines += state.remarks
     if said := advice(state):
         lines.append(f"{said} {state.resume}" if state.resume is not None else said)
     return lines

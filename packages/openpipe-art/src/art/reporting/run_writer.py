@@ -18,6 +18,7 @@ import msgspec
 
 from art.errors import ArtError, ConfigError
 from art.reporting.folder_claim import check_new_folder, is_empty, locked, wait_until_free, why_kept
+from art.reporting.generations import DURABLE, check_generations, newest_version, seen_durable
 from art.reporting.resume import check_settings, read_resumable, resume_point, steps_of
 from art.reporting.run_folder import (
     EVALUATIONS,
@@ -36,7 +37,6 @@ from art.reporting.run_folder import (
     append_lines,
     evaluation_file,
     known_numbers,
-    newest_generation,
     read_lines,
     step_file,
     unfinished_bytes,
@@ -128,6 +128,7 @@ class RunWriter:
             writer = cls(folder, lock, read_resumable(folder, limit))
             check_settings(settings, writer.description.settings)
             await wait_until_free(folder / GENERATIONS / LOCK, _FREE_WITHIN_S, waits)
+            check_generations(folder, writer.description, writer._lines())
             with _writing(folder):
                 writer._take_up(settings)
         except BaseException:
@@ -167,8 +168,13 @@ class RunWriter:
 
     def set_end(self, stop: Stop | None) -> None:
         """The program came to its end, or was stopped before."""
-        self.description = msgspec.structs.replace(self.description, finished=stop is None, stop=stop)
         with _writing(self.folder):
+            self.description = msgspec.structs.replace(
+                self.description,
+                finished=stop is None,
+                stop=stop,
+                durable_version=seen_durable(self.folder),
+            )
             self._write_description()
 
     def add_phase(self, line: PhaseLine) -> None:
@@ -182,8 +188,10 @@ class RunWriter:
             write_lines(step_file(self.folder, step), lines)
 
     def add_step(self, line: StepLine) -> None:
-        """Appends to the metrics."""
+        """Appends to the metrics, with the newest policy that is on disk by now."""
         with _writing(self.folder):
+            durable = seen_durable(self.folder)
+            line = line if durable is None else {**line, DURABLE: float(durable)}
             append_lines(self.folder / METRICS, [line])
         self.steps.append(line)
 
@@ -199,8 +207,8 @@ class RunWriter:
 
     def _take_up(self, settings: dict[str, Any]) -> None:
         """Brings the files to the state after the last durable step."""
-        lines = [known_numbers(line) for line in self._read(METRICS, dict[str, float | None])]
-        point = resume_point(lines, newest_generation(self.folder))
+        lines = self._lines()
+        point = resume_point(lines, newest_version(self.folder))
         (self.folder / TRAJECTORIES).mkdir(exist_ok=True)
         lined = [self.folder / name for name in (METRICS, EVALUATIONS, PHASES)]
         for path in [*lined, *sorted((self.folder / TRAJECTORIES).glob("*.jsonl"))]:
@@ -226,7 +234,11 @@ class RunWriter:
         _remove(self.folder.glob(".*.part"))
         self.reopened = self.description.finished
         self.description = msgspec.structs.replace(
-            self.description, settings=settings, finished=False, stop=None
+            self.description,
+            settings=settings,
+            finished=False,
+            stop=None,
+            durable_version=seen_durable(self.folder),
         )
         self._write_description()
 
@@ -271,6 +283,9 @@ class RunWriter:
             "restored": 1.0,
         }
 
+    def _lines(self) -> list[StepLine]:
+        return [known_numbers(line) for line in self._read(METRICS, dict[str, float | None])]
+
     def _keep_evaluations(self, policy_version: int) -> None:
         lines = self._read(EVALUATIONS, EvaluationLine)
         self.evaluations = [line for line in lines if line.policy_version <= policy_version]
@@ -284,7 +299,8 @@ class RunWriter:
         except msgspec.MsgspecError as error:
             raise ConfigError(
                 f"line {len(lines) + 1} of {self.folder / name} cannot be read: {error}. It was changed by "
-                "hand or damaged; the run cannot be resumed"
+                "hand or damaged, so the run cannot be resumed: bring the file back from a copy, or start a "
+                "new run"
             ) from error
         return lines
 

@@ -122,6 +122,7 @@ def _ending(state: RunState) -> str:
         parts.append(f"<pre class=text>{_lines(state.message)}</pre>")
     if state.unfinished:
         parts.append(f"<p>{_text(unfinished_text(state))}</p>")
+    parts += [f"<p>{_text(remark)}.</p>" for remark in state.remarks]
     if state.resume is not None:
         parts.append(f"<p>{_text(advice(state))} <code>{_text(state.resume)}</code></p>")
     elif said := advice(state):
