@@ -85,16 +85,42 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     resume: bool = False
 
 
+HELP = {
+    "steps": "the most steps to take; it ends earlier once five steps' mean reward is above --enough",
+    "problems": "how many per step; the attempts at one problem are compared with each other",
+    "samples": "attempts at each problem",
+    "learning_rate": "AdamW's",
+    "enough": "mean reward of five steps at which training ends",
+    "seed": "of the problems, the sampling and the adapter's first weights",
+    "run_dir": "a new folder for what the run leaves, or with --resume that of the run; empty: under runs/",
+    "resume": "go on with the run in --run-dir, which was stopped",
+}
+
+
 def settings_from(arguments: Sequence[str]) -> Settings:
-    """The settings, each replaced by the argument of its name where there is one: ``--steps 5 --resume``."""
-    parser = argparse.ArgumentParser("train.py", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    """The settings, each replaced by the argument of its name where there is one: ``--steps 5 --seed 1``."""
+    parser = argparse.ArgumentParser(
+        "train.py", allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     for field in msgspec.structs.fields(Settings):
         option, kind = f"--{field.name.replace('_', '-')}", type(field.default)
         if kind is bool:
-            parser.add_argument(option, action="store_true")
+            parser.add_argument(option, action="store_true", help=HELP[field.name])
         else:
-            parser.add_argument(option, type=kind, default=field.default)
-    return Settings(**vars(parser.parse_args(arguments)))
+            parser.add_argument(
+                option, type=kind, default=field.default, help=HELP[field.name], metavar=kind.__name__.upper()
+            )
+    settings = Settings(**vars(parser.parse_args(arguments)))
+    for name, least in (("steps", 1), ("problems", 1), ("samples", 2), ("seed", 0)):
+        if getattr(settings, name) < least:
+            parser.error(f"--{name} {getattr(settings, name)} must be at least {least}")
+    for name in ("learning_rate", "enough"):
+        if not 0 < getattr(settings, name) <= 1:
+            option = f"--{name.replace('_', '-')}"
+            parser.error(f"{option} {getattr(settings, name)} must be above 0 and at most 1")
+    if settings.resume and not settings.run_dir:
+        parser.error("--resume needs the folder of the run: --run-dir DIR --resume")
+    return settings
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -245,3 +271,7 @@ async def main(launch: ArtLaunchContext) -> None:
                     await model.train(groups, config=art.TrainConfig(learning_rate=settings.learning_rate))
                 )
             await evaluate()
+
+
+if __name__ == "__main__":
+    raise SystemExit("start it with: art-monarch local --program train.py:main")

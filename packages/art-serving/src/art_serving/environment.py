@@ -124,9 +124,9 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 def default_cache_root() -> Path:
-    """``ART_CACHE_DIR``, or ``~/.cache/art``."""
+    """``ART_CACHE_DIR``, or ``~/.cache/art``; absolute, also where the variable or ``HOME`` is not."""
     named = os.environ.get(CACHE_VARIABLE)
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "art"
+    return (Path(named).expanduser() if named else Path.home() / ".cache" / "art").absolute()
 
 
 def bundle_digest(bundle: EnvironmentBundle) -> str:
@@ -214,7 +214,7 @@ def find_environment(bundle: EnvironmentBundle, cache_root: Path | None = None) 
 
 
 def _entry(bundle: EnvironmentBundle, cache_root: Path, digest: str) -> Path:
-    return cache_root / "environments" / f"{bundle.name}-{digest}"
+    return cache_root.expanduser().absolute() / "environments" / f"{bundle.name}-{digest}"
 
 
 def _complete(entry: Path, digest: str) -> Environment | None:

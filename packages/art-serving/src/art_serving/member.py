@@ -14,6 +14,7 @@ import msgspec
 
 from art_serving.client import MemberClient
 from art_serving.deployment import EngineStats, Health, MemberLaunch, MemberState
+from art_serving.engine_log import last_line, root_cause
 from art_serving.environment import Environment
 from art_serving.errors import MemberError
 from art_serving.launch import member_command, member_environment
@@ -29,7 +30,7 @@ _SOCKET_FOLDER_BYTES = 107 - len("/art-vllm-12345678/") - 36
 """A unix socket's path has at most 107 bytes; vLLM names its sockets by UUIDs of 36."""
 _ERROR_BYTES = 1 << 16
 _EXCEPTION = re.compile(r"^(?:\(.*?\) )?(?:ERROR .*?\] )?((?:\w+\.)*\w*Error: .+)$", re.MULTILINE)
-_TAIL_LINES = 25
+_LOG_BYTES = 1 << 20
 _PROGRESS = "ART "
 
 
@@ -59,6 +60,7 @@ class MemberProcess:
         self._ready: _Ready | None = None
         self._stats: StatsReader | None = None
         self._client: MemberClient | None = None
+        self._ready_at = 0
         self._stopped = False
 
     @classmethod
@@ -98,7 +100,8 @@ class MemberProcess:
         for stale in (self._end_file, self._failure_file):
             stale.unlink(missing_ok=True)
         command = member_command(self.launch, self._environment, self._run_folder, self._failure_file)
-        with self.log_file.open("wb") as log:
+        self.log_file.unlink(missing_ok=True)
+        with self.log_file.open("ab") as log:  # what is appended here and by the server stands in order
             self._process = await asyncio.create_subprocess_exec(
                 *supervised(command, grace_s=_GRACE_S, scratch=self._run_folder, end_file=self._end_file),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -122,18 +125,21 @@ class MemberProcess:
                     break
                 if time.monotonic() > until:
                     raise MemberError(
-                        f"{self.launch.title} was not ready within {deadline_s:.0f} s; "
-                        f"its log {self.log_file} ends:\n{self._tail()}"
+                        f"{self.launch.title} was not ready within {deadline_s:.0f} s; its log says last: "
+                        f"{last_line(self._log_text())} ({self.log_file})"
                     )
                 await asyncio.sleep(_POLL_S)
             _report(log.readlines(), progress)
+            self._ready_at = self.log_file.stat().st_size
         self._stats = StatsReader(self._run_folder / "stats")
         assert self.base_url is not None
         self._client = MemberClient(self.base_url, self.launch.admin_token, self.launch.title)
 
     def failure(self) -> str:
-        """Which process died, how, and the last lines of the log."""
-        return f"{self.launch.title} died: {self._cause()}; its log {self.log_file} ends:\n{self._tail()}"
+        """Which process died, how, the one line of the log that says why, and where the log is."""
+        text = self._log_text()
+        why = root_cause(text) or ("" if self._ready else last_line(text))
+        return f"{self.launch.title} died: {self._cause()}{f': {why}' if why else ''} (log: {self.log_file})"
 
     def _cause(self) -> str:
         assert self._process is not None
@@ -145,9 +151,11 @@ class MemberProcess:
             return f"API server (pid {end.pid}){during}: {end.describe()}"
         return f"supervisor (pid {self._process.pid}): {describe_exit(self._process.returncode or 0)}"
 
-    def _tail(self) -> str:
-        lines = self.log_file.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
-        return "\n".join(f"  {line}" for line in lines)
+    def _log_text(self) -> str:
+        """The log since it was ready, or from its start before; of a long one its end."""
+        with self.log_file.open("rb") as log:
+            log.seek(max(self._ready_at, self.log_file.stat().st_size - _LOG_BYTES))
+            return log.read().decode(errors="replace")
 
     def _last_error(self) -> str:
         """The last exception in the log's end, as ``: TYPE: MESSAGE``; empty when there is none."""
@@ -207,11 +215,18 @@ class MemberProcess:
         if self._client is not None:
             await self._client.close()
         if self._process is not None and self._process.returncode is None:
+            self._note("ART stops this server; errors below, of a dead engine too, come of that")
             await self._end(self._process, deadline_s)
+            self._note("ART stopped this server, as it was told to")
         if self._stats is not None:
             self._stats.close()
             self._stats = None
         _remove(self._run_folder)
+
+    def _note(self, text: str) -> None:
+        """A line of ART's own in the log; without room for it the server is stopped all the same."""
+        with contextlib.suppress(OSError), self.log_file.open("a") as log:
+            log.write(f"{text} ({time.strftime('%Y-%m-%d %H:%M:%S')})\n")
 
     async def _end(self, process: asyncio.subprocess.Process, deadline_s: float) -> None:
         process.terminate()

@@ -289,6 +289,7 @@ def _launch(
             ("a GPU placement (CPU is supported)", not isinstance(placement, CpuPlacement)),
             (f"dp={spec.parallel.dp} (1 is supported)", spec.parallel.dp != 1),
             ("expert_parallel", spec.parallel.expert_parallel),
+            ("temporal_sharing (False is supported)", spec.temporal_sharing),
             (f"max_loras={spec.max_loras} (1 is supported)", spec.max_loras != 1),
         )
         if asked

@@ -10,13 +10,15 @@ import sys
 TYPE_CHECKING = False  # as in the package: an interrupt before main() shows Python's own traceback
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import NoReturn
 
-    from art.demo.command import Parser
+    from art.checks.arguments import Parser
 
 _FAILURE = 1
 _USAGE_ERROR = 2
+_LEAST_FILES = 32
+"""Below this not even the checks can be made, which tell of what a run needs."""
 _BROKEN_PIPE = 141
 """128 and the number of SIGPIPE, as of a program that it ends."""
 
@@ -31,14 +33,32 @@ def main(arguments: "Sequence[str] | None" = None) -> "NoReturn":
 
 
 def _run_and_flush(arguments: "Sequence[str] | None") -> "int | str | None":
-    """As :func:`run`; sees to it that the output is written, or says why it is not."""
+    return run_guarded("art", lambda: run(arguments))
+
+
+def run_guarded(name: str, call: "Callable[[], int]") -> "int | str | None":
+    """Runs a command; sees to it that its output is written, or says why it is not.
+
+    Args:
+        name: of the command, for messages.
+        call: runs it.
+
+    Returns:
+        What ``call`` returned or left with; 1 for output that cannot be written or too few open files, 141
+        for a pipe that nobody reads.
+    """
     if not _streams_are_open():
-        sys.stderr.write("art: standard output is closed, so there is nowhere to write to\n")
+        sys.stderr.write(f"{name}: standard output is closed, so there is nowhere to write to\n")
+        return _FAILURE
+    import resource
+
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _LEAST_FILES:
+        sys.stderr.write(f"{name}: {_few_files()}\n")
         return _FAILURE
     failed: OSError | None = None
     code: int | str | None = _FAILURE
     try:
-        code = run(arguments)
+        code = call()
     except SystemExit as leave:
         code = leave.code
     except OSError as error:
@@ -46,12 +66,31 @@ def _run_and_flush(arguments: "Sequence[str] | None") -> "int | str | None":
     try:
         sys.stdout.flush()
     except OSError as error:
-        return _output_lost(error)
+        return _output_lost(name, error)
     if failed is None:
         return code
+    if too_many_files(failed):
+        sys.stderr.write(f"{name}: {too_many_files(failed)}\n")
+        return _FAILURE
     if failed.filename is None:  # those of files say which
-        return _output_lost(failed)
+        return _output_lost(name, failed)
     raise failed
+
+
+def too_many_files(error: BaseException) -> "str | None":
+    """What to tell when this process, or the machine, has too many files open; None for another error."""
+    import errno
+
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return None
+    return _few_files()
+
+
+def _few_files() -> str:
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"too few open files are allowed: {limit} for each process; raise it: ulimit -n 1024"
 
 
 def _streams_are_open() -> bool:
@@ -76,14 +115,14 @@ def _streams_are_open() -> bool:
     return True
 
 
-def _output_lost(error: OSError) -> int:
+def _output_lost(name: str, error: OSError) -> int:
     """Says that the output cannot be written; nothing where nobody reads a pipe, as is usual."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered must not fail the exit
     if isinstance(error, BrokenPipeError):
         return _BROKEN_PIPE
-    sys.stderr.write(f"art: the output cannot be written: {error.strerror}\n")
+    sys.stderr.write(f"{name}: the output cannot be written: {error.strerror}\n")
     return _FAILURE
 
 
@@ -97,9 +136,10 @@ def run(arguments: "Sequence[str] | None" = None) -> int:
     options, unknown = parser.parse_known_args(given)
     if unknown:
         options.parser.refuse(unknown)
+    from art.checks.places import make_absolute
     from art.errors import ArtError
 
-    problem = _place_problem()
+    problem = make_absolute()
     if problem is None:
         try:
             code: int = options.run(options)
@@ -111,33 +151,16 @@ def run(arguments: "Sequence[str] | None" = None) -> int:
     return code
 
 
-def _place_problem() -> str | None:
-    """What is wrong with the place that the process runs in, or None."""
-    import os
-    from pathlib import Path
-
-    try:
-        os.getcwd()
-    except OSError:
-        return "the current folder does not exist any more; change to another"
-    no_home = "the user has no home folder here; say where it is: export HOME=/some/folder"
-    try:
-        Path.home()
-    except RuntimeError:
-        return no_home
-    return no_home if os.environ.get("HOME") == "" else None
-
-
 def _parser(given: "Sequence[str]") -> "argparse.ArgumentParser":
     """The parser of ``art`` with those of its commands; of the one that is given with its options."""
     import argparse
 
     import art
-    from art.checks.arguments import folder_argument
+    from art.checks.arguments import Parser, folder_argument
     from art.demo import command
 
-    command.Parser.given = tuple(given)
-    parser = command.Parser(
+    Parser.given = tuple(given)
+    parser = Parser(
         prog="art",
         description="Reinforcement learning for language models.",
         epilog="`art COMMAND --help` says more. To run a program of your own: art-monarch --help",
@@ -145,7 +168,7 @@ def _parser(given: "Sequence[str]") -> "argparse.ArgumentParser":
     )
     parser.add_argument("--version", action="version", version=f"art {art.__version__}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", title="commands", parser_class=command.Parser
+        dest="command", required=True, metavar="COMMAND", title="commands", parser_class=Parser
     )
     demo = commands.add_parser(
         "demo", help=command.SUMMARY, description=command.DESCRIPTION, epilog=command.EPILOG,

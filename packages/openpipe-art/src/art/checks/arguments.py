@@ -1,7 +1,11 @@
 """Arguments of commands that are the same everywhere. Importing it loads the standard library only."""
 
 import argparse
+import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 
 def folder_argument(text: str) -> Path:
@@ -32,3 +36,51 @@ def whole_number(text: str, lowest: int, highest: int) -> int:
         shown = text if len(text) <= 24 else f"{text[:20]} ..."
         raise argparse.ArgumentTypeError(f"{shown!r} is not a whole number from {lowest} to {highest}")
     return int(text)
+
+
+class Parser(argparse.ArgumentParser):
+    """With ``--json`` among the arguments, what is wrong with them is also told as an event.
+
+    Args:
+        arguments: of :class:`argparse.ArgumentParser`.
+    """
+
+    given: Sequence[str] = ()
+    """The arguments of the command."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong and leaves with 2."""
+        if "--json" in self.given:
+            print(json.dumps({"event": "error", "kind": "UsageError", "message": message}), flush=True)
+        super().error(message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse's, which keeps silent when help or version cannot be written; the command tells."""
+        (file or sys.stderr).write(message)
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Says that there are no such arguments, and which was meant perhaps; leaves with 2."""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{self.meant(unknown)}")
+
+    def meant(self, unknown: Sequence[str]) -> str:
+        """`` (did you mean --steps?)`` where an option's name is close, or nothing."""
+        known = [option for action in self._actions for option in action.option_strings]
+        return _hint(unknown, known)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse's; says which of the choices was meant perhaps."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += _hint([str(value)], [str(choice) for choice in action.choices or ()])
+            raise
+
+
+def _hint(given: Sequence[str], known: Sequence[str]) -> str:
+    import difflib
+
+    close = [match for name in given for match in difflib.get_close_matches(name.partition("=")[0], known, 1)]
+    return f" (did you mean {' '.join(dict.fromkeys(close))}?)" if close else ""

@@ -64,9 +64,9 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cache_folder() -> Path:
-    """``ART_CACHE_DIR``, or ``~/.cache/art``."""
+    """``ART_CACHE_DIR``, or ``~/.cache/art``; absolute, also where the variable or ``HOME`` is not."""
     named = os.environ.get(CACHE_VARIABLE)
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "art"
+    return (Path(named).expanduser() if named else Path.home() / ".cache" / "art").absolute()
 
 
 def uv_cache_folder() -> Path:

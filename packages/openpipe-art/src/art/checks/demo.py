@@ -81,12 +81,15 @@ def demo_memory_check() -> Check:
 def _model_checks(model: Path, folder: Path) -> list[Check]:
     problem = folder_problem(model)
     if problem is not None:
-        return [failed("model", problem, remedy="give such a folder: art demo --model DIR")]
+        return [failed("model", problem, remedy="art demo --model DIR, with such a folder")]
     plan = TrainingPlan(
         base_model=model, run_dir=folder, resume=True, packed_sequence_length=PACKED_SEQUENCE_LENGTH
     )
     checks = [check for check in training_checks(plan) if check.name not in ("run folder", "disk of the run")]
-    return [*(_for_the_demo(check) for check in checks), _prompts_check(model)]
+    told = [_for_the_demo(check) for check in checks]
+    if any(check.name == "base_model" and check.state is State.FAILURE for check in told):
+        return told  # the prompts would be counted by the same files
+    return [*told, _prompts_check(model)]
 
 
 def _for_the_demo(check: Check) -> Check:

@@ -56,11 +56,17 @@ def run(options: argparse.Namespace, stream: TextIO | None = None) -> int:
 
     Args:
         options: with ``json``, ``run_dir``, ``network`` and ``prune_cache`` as :func:`add_arguments` names
-            them.
+            them, and ``parser``, which tells of options that do not go together.
         stream: where to write.
     """
     out = stream or sys.stdout
     if options.prune_cache:
+        given = {"--network": options.network, "--run-dir": options.run_dir is not None}
+        beside = [name for name, there in given.items() if there]
+        if beside:
+            options.parser.error(
+                f"--prune-cache only removes; it does not go with {' and '.join(beside)}: run art doctor twice"
+            )
         return _prune(out, as_json=options.json)
     diagnosis = diagnose(options.run_dir, [package_index_check()] if options.network else [])
     if options.json:

@@ -1,6 +1,7 @@
 """What any run needs of the host it runs on, whatever the model: processes, sockets, folders, limits."""
 
 import os
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from art.checks.sizes import disk_size, memory_size
 
 OPEN_FILES = 1024
 """A process of the demo was seen to have 93 open; every request in flight is one more."""
+
+LEAST_OPEN_FILES = 128
+LEAST_THREADS = 120
+COMFORTABLE_THREADS = 400
+ALL_THREADS = 1 << 20
 
 ADDRESS_SPACE = 8 << 30
 """vLLM's engine core maps 7.3 GiB in the demo, most of it never touched."""
@@ -33,6 +39,7 @@ def host_checks() -> list[Check]:
         temporary_folder_check(),
         state_folder_check(),
         open_files_check(),
+        threads_check(),
     ]
 
 
@@ -71,14 +78,14 @@ def process_check() -> Check:
 
 
 def loopback_check() -> Check:
-    """Whether processes can listen on 127.0.0.1."""
-    problem = machine.port_problem("127.0.0.1", 0)
+    """Whether processes can listen on 127.0.0.1 and reach each other there."""
+    problem = machine.port_problem("127.0.0.1", 0) or machine.connection_problem()
     if problem is None:
-        return passed("loopback", "127.0.0.1 can be listened on")
+        return passed("loopback", "127.0.0.1 can be listened on and connected to")
     return failed(
         "loopback",
         f"127.0.0.1 {problem}",
-        remedy="bring the interface up: ip link set lo up",
+        remedy="bring the interface up: ip link set lo up (as root, in this container or network namespace)",
     )
 
 
@@ -111,6 +118,16 @@ def ports_check(endpoints: Iterable[tuple[str, int, str]]) -> list[Check]:
 def temporary_folder_check() -> Check:
     """Whether the folder for temporary files is there, short enough for sockets, and has some room."""
     limit = machine.LONGEST_TEMPORARY_FOLDER
+    named = os.environ.get("TMPDIR")
+    if named and not (os.path.isabs(named) and os.path.isdir(named)):
+        what = "is no folder" if os.path.isabs(named) else "is not an absolute path"
+        return failed(
+            "TMPDIR",
+            f"TMPDIR={named} {what}",
+            remedy=f"make it: mkdir -p {shlex.quote(os.path.abspath(named))}"
+            if os.path.isabs(named) and not os.path.lexists(named)
+            else "set TMPDIR to a folder's whole path: export TMPDIR=/tmp",
+        )
     try:
         folder = machine.temporary_folder()
     except OSError as error:
@@ -203,9 +220,25 @@ def open_files_check() -> Check:
     limit = machine.process_limit("NOFILE")
     if limit >= OPEN_FILES:
         return passed("open files", f"{limit} for each process", f"{OPEN_FILES}")
-    return warned(
-        "open files", f"{limit} for each process", f"{OPEN_FILES}", f"raise it: ulimit -n {OPEN_FILES}"
-    )
+    found, remedy = f"{limit} for each process", f"raise it: ulimit -n {OPEN_FILES}"
+    if limit < LEAST_OPEN_FILES:
+        return failed("open files", found, f"at least {LEAST_OPEN_FILES}, better {OPEN_FILES}", remedy)
+    return warned("open files", found, f"{OPEN_FILES}", remedy)
+
+
+def threads_check() -> Check:
+    """Whether this user may start as many threads as a run takes (``ulimit -u``)."""
+    limit = machine.process_limit("NPROC")
+    if limit >= ALL_THREADS or not machine.bound_by_process_limit():
+        return passed("threads", "not bound" if limit >= ALL_THREADS else f"{limit}, which do not bind here")
+    used = machine.threads_of_user()
+    found = f"{max(limit - used, 0)} left of {limit} for this user's processes"
+    remedy = f"raise it: ulimit -u {used + COMFORTABLE_THREADS}, or end other programs"
+    if limit - used < LEAST_THREADS:
+        return failed("threads", found, f"at least {LEAST_THREADS}, better {COMFORTABLE_THREADS}", remedy)
+    if limit - used < COMFORTABLE_THREADS:
+        return warned("threads", found, f"{COMFORTABLE_THREADS}", remedy)
+    return passed("threads", found, f"{COMFORTABLE_THREADS}")
 
 
 def process_limits_check() -> Check:

@@ -28,6 +28,7 @@ _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # version 1 says "no limit" with a number near 2**63
 _PR_GET_PDEATHSIG = 2
+_CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -246,14 +247,16 @@ def read_only(folder: Path) -> bool:
 def temporary_folder() -> Path:
     """Where temporary files go, by ``TMPDIR`` and Python's rules; links followed.
 
+    Python passes over a ``TMPDIR`` that it cannot use and takes /tmp; other programs do not.
+
     Raises:
         OSError: there is no usable one.
     """
     return Path(tempfile.gettempdir()).resolve()
 
 
-def process_limit(name: Literal["NOFILE", "AS", "FSIZE"]) -> int:
-    """The soft limit of one process: of open files, bytes of addresses, or bytes of a file."""
+def process_limit(name: Literal["NOFILE", "NPROC", "AS", "FSIZE"]) -> int:
+    """The soft limit of one process: of open files, its user's threads, bytes of addresses, or of a file."""
     soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
@@ -271,6 +274,51 @@ def port_problem(host: str, port: int) -> str | None:
             return "is in use"
         return f"cannot be listened on ({error.strerror or error})"
     return None
+
+
+def connection_problem(deadline_s: float = 2.0) -> str | None:
+    """What is wrong with connecting to 127.0.0.1, or None; a socket of this process's own is connected to.
+
+    Without an interface that is up, listening works all the same, and connecting does not.
+
+    Args:
+        deadline_s: for the connection, in seconds.
+    """
+    try:
+        with socket.socket() as listener, socket.socket() as client:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(1)
+            client.settimeout(deadline_s)
+            client.connect(listener.getsockname())
+    except TimeoutError:
+        return f"does not answer within {deadline_s:g} s"
+    except OSError as error:
+        return f"cannot be connected to ({error.strerror or error})"
+    return None
+
+
+def threads_of_user() -> int:
+    """Threads of this user's processes, which ``ulimit -u`` bounds; of processes that can be seen here."""
+    user, count = str(os.getuid()), 0
+    for entry in _PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            fields = dict(
+                line.split(":", 1) for line in (entry / "status").read_text().splitlines() if ":" in line
+            )
+            if fields["Uid"].split()[0] == user:
+                count += int(fields["Threads"])
+    return count
+
+
+def bound_by_process_limit() -> bool:
+    """Whether ``ulimit -u`` binds this process: the kernel lets root and some capabilities pass."""
+    held = 0
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = (_PROC / "self" / "status").read_text().splitlines()
+        held = int(next(line for line in lines if line.startswith("CapEff:")).split()[1], 16)
+    return os.getuid() != 0 and not held & (1 << _CAP_SYS_ADMIN | 1 << _CAP_SYS_RESOURCE)
 
 
 def process_control_problem() -> str | None:

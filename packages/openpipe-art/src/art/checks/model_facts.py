@@ -64,7 +64,10 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 def folder_problem(folder: Path) -> str | None:
     """Why ``folder`` is no complete Hugging Face model with safetensors weights and a tokenizer, or None."""
     if not os.path.isdir(folder):
-        return f"{str(folder)!r} is no folder; give the folder of a Hugging Face model"
+        return (
+            f"{str(folder)!r} is no folder; give the folder of a Hugging Face model. Names on a hub are not "
+            "fetched: `uvx --from huggingface_hub hf download ORGANIZATION/NAME --local-dir FOLDER` makes one"
+        )
     missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
     if not any(folder.glob("*.safetensors")):
         missing.append("*.safetensors")

@@ -123,7 +123,8 @@ def training_checks(plan: TrainingPlan) -> list[Check]:
     try:
         facts = read_model_facts(plan.base_model)
     except ConfigError as error:
-        others = [check for check in model if check.name != "weights"]  # they say the same
+        same = ("weights", "model family") if "config.json" in str(error) else ("weights",)
+        others = [check for check in model if check.name not in same]
         return [failed("base_model", str(error), remedy="fetch the model again"), *checks, *others]
     checks += model
     needed = needs(plan, facts)

@@ -11,17 +11,18 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from art.checks.arguments import folder_argument, whole_number
+from art.checks.arguments import Parser, folder_argument, whole_number
 
 if TYPE_CHECKING:
     from art.demo.yes_no_maybe.train import Settings
     from art.distributed.launch import ArtLaunchContext
     from art.distributed.programs import Main
     from art.reporting import Display
+
+__all__ = ["DESCRIPTION", "EPILOG", "SUMMARY", "Parser", "add_arguments", "run"]
 
 SUMMARY = "train a small model on this machine, no GPU needed"
 DESCRIPTION = """\
@@ -50,7 +51,9 @@ how long, how much
   versions of ART (`art doctor --prune-cache` removes that).
 
 what a run leaves
-  The run folder, and nothing else: no process, port or temporary file.
+  The run folder; no process, port or temporary file. (Besides, what is kept
+  for all runs: the caches of ART, vLLM and uv, and in ~/.local/state/art a
+  short record that lets the next run end what a killed one left.)
     run.json            what the run is, with its settings
     metrics.jsonl       a line per step
     trajectories/       every answer, with the tokens of some
@@ -104,39 +107,6 @@ _NEEDS = {
     "rich": "cpu",
     "tokenizers": "cpu",
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """With ``--json`` among the arguments, what is wrong with them is also told as an event.
-
-    Args:
-        arguments: of :class:`argparse.ArgumentParser`.
-    """
-
-    given: Sequence[str] = ()
-    """The arguments of the command."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        """Says what is wrong and leaves with 2."""
-        if "--json" in self.given:
-            print(json.dumps({"event": "error", "kind": "UsageError", "message": message}), flush=True)
-        super().error(message)
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        """As argparse's, which keeps silent when help or version cannot be written; the command tells."""
-        (file or sys.stderr).write(message)
-
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Says that there are no such arguments, and which was meant perhaps; leaves with 2."""
-        import difflib
-
-        known = [option for action in self._actions for option in action.option_strings]
-        close = [match for name in unknown for match in difflib.get_close_matches(name, known, 1)]
-        hint = f" (did you mean {' '.join(dict.fromkeys(close))}?)" if close else ""
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -268,8 +238,6 @@ def _resumed(folder: Path, run_dir: Path | None, given: dict[str, Any]) -> "Sett
     except RunFinishedError as error:
         finished, description = error, run_folder.read_run(folder)
         done = len(run_folder.read_steps(folder))
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{folder / run_folder.METRICS} cannot be read: {error}") from error
     if description.name != NAME:
         raise ConfigError(
             f"the run in {folder} is of {description.name!r}, not of art demo; resume it with its own program"
@@ -278,10 +246,11 @@ def _resumed(folder: Path, run_dir: Path | None, given: dict[str, Any]) -> "Sett
         kept = msgspec.convert(description.settings, Settings, dec_hook=lambda kind, value: kind(value))
     except (msgspec.ValidationError, TypeError) as error:
         raise ConfigError(
-            f"the settings in {folder / run_folder.RUN} are not those of art demo: {error}"
+            f"the settings in {folder / run_folder.RUN} are not those of art demo: {error}. Bring the file "
+            "back from a copy, or start a new run"
         ) from error
     wrong = [
-        f"--{name} {value} (the run has {getattr(kept, name)})"
+        f"--{name} {value} (the run has {_said(name, getattr(kept, name))})"
         for name, value in given.items()
         if getattr(kept, name) != value
     ]
@@ -298,6 +267,10 @@ def _resumed(folder: Path, run_dir: Path | None, given: dict[str, Any]) -> "Sett
     if finished is not None:
         raise finished
     return msgspec.structs.replace(kept, run_dir=folder, resume=True)
+
+
+def _said(name: str, value: object) -> str:
+    return "art demo's own model" if name == "model" and value is None else str(value)
 
 
 def _check_more(folder: Path, steps: int, done: int, had: int) -> None:

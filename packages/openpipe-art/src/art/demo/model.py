@@ -100,7 +100,7 @@ async def ensure_smollm2(
     from art_serving.environment import default_cache_root
 
     say = progress or _silent
-    models = (cache_root or default_cache_root()) / "models"
+    models = (cache_root or default_cache_root()).expanduser().absolute() / "models"
     entry = models / f"{NAME}-{_key()}"
     if _problem(entry) is None:
         return entry

@@ -116,11 +116,13 @@ class HostMeshes:
         try:
             await asyncio.to_thread(monarch_setup.prepare, f"tcp://{LOOPBACK}:0", run.temp_dir)
             process, address = await _in_thread(
-                lambda: _start_worker(run, port, paths, max(end - loop.time(), 0.0)),
+                lambda: _start_worker(run, port, paths, max(end - loop.time(), 0.0), startup_timeout_s),
                 undo=lambda started: _end(started[0], 0.0),
             )
             try:
-                mesh = await _attach(address, run.run_id, 0, max(end - loop.time(), 0.0), process)
+                mesh = await _attach(
+                    address, run.run_id, 0, max(end - loop.time(), 0.0), process, startup_timeout_s
+                )
             except BaseException:
                 _end(process, 0.0)
                 raise
@@ -164,7 +166,12 @@ async def _in_thread[T](start: Callable[[], T], *, undo: Callable[[T], None]) ->
 
 
 async def _attach(
-    address: str, run_id: str, index: int, deadline_s: float, process: subprocess.Popen[bytes]
+    address: str,
+    run_id: str,
+    index: int,
+    deadline_s: float,
+    process: subprocess.Popen[bytes],
+    startup_timeout_s: float,
 ) -> Any:
     from monarch.actor import attach_to_workers
 
@@ -186,14 +193,11 @@ async def _attach(
         if process.poll() is not None:
             raise StartupError(f"the worker at {address} {_how_ended(process)} before it could be attached")
         if asyncio.get_running_loop().time() > end:
-            raise StartupError(
-                f"the worker at {address} could not be attached within {deadline_s:.0f} s; "
-                "raise startup_timeout_s if this machine is slow"
-            )
+            raise StartupError(f"the worker at {address} could not be attached {_within(startup_timeout_s)}")
 
 
 def _start_worker(
-    run: Run, port: int, python_path: tuple[str, ...], deadline_s: float
+    run: Run, port: int, python_path: tuple[str, ...], deadline_s: float, startup_timeout_s: float
 ) -> tuple[subprocess.Popen[bytes], str]:
 
     environment = {
@@ -219,13 +223,15 @@ def _start_worker(
     finally:
         os.close(write)
     try:
-        return process, _read_address(process, read, deadline_s)
+        return process, _read_address(process, read, deadline_s, startup_timeout_s)
     except BaseException:
         _end(process, 0.0)
         raise
 
 
-def _read_address(process: subprocess.Popen[bytes], report: int, deadline_s: float) -> str:
+def _read_address(
+    process: subprocess.Popen[bytes], report: int, deadline_s: float, startup_timeout_s: float
+) -> str:
     with os.fdopen(report, "rb") as lines:
         readable, _, _ = select.select([lines], [], [], deadline_s)
         line = lines.readline().decode().strip() if readable else ""
@@ -239,9 +245,13 @@ def _read_address(process: subprocess.Popen[bytes], report: int, deadline_s: flo
     if readable:
         process.wait(5.0)
         raise StartupError(f"the worker process {_how_ended(process)} while starting; its output is above")
-    raise StartupError(
-        f"the worker process did not start within {deadline_s:.0f} s; raise startup_timeout_s if this "
-        "machine is slow"
+    raise StartupError(f"the worker process did not start {_within(startup_timeout_s)}")
+
+
+def _within(startup_timeout_s: float) -> str:
+    return (
+        f"within the {startup_timeout_s:g} s of startup_timeout_s (art-monarch's --startup-timeout); give it "
+        "more time, by default it has 90 s"
     )
 
 

@@ -16,8 +16,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+import art
 from art.checks import require, runtime_checks
-from art.distributed.errors import CloseError, ProgramError
+from art.checks.arguments import Parser
+from art.checks.places import make_absolute
+from art.cli import run_guarded, too_many_files
+from art.distributed.errors import CloseError, ProgramError, RemoteError
+from art.distributed.program_arguments import check_arguments_are_read
 from art.distributed.programs import Main, Program, parse_program
 from art.distributed.user_traceback import user_traceback
 from art.errors import ArtError
@@ -27,12 +32,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LEAVE_S = 7.0
 _USAGE_ERROR = 2
 _FAILURE = 1
+_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The command; leaves with the program's result: 0, 1 after an error, 2 for a wrong reference, 128 +
     signal."""
-    sys.exit(run(arguments))
+    sys.exit(run_guarded("art-monarch", lambda: run(arguments)))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -41,12 +47,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options, unknown = parser.parse_known_args(given)
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)} (those of the program stand behind `--`)")
+        parser.error(
+            f"unrecognized arguments: {' '.join(unknown)} (those of the program stand behind `--`)"
+            f"{options.parser.meant(unknown)}"
+        )
     options.arguments = program_arguments
+    problem = make_absolute()
+    if problem is not None:
+        sys.stderr.write(f"art-monarch: {problem}\n")
+        return _FAILURE
     with Signals() as signals:
         try:
             program = parse_program(options.program)
             function = program.load()
+            check_arguments_are_read(function, options.arguments, options.program)
         except ProgramError as error:
             sys.stderr.write(f"art-monarch: {error}\n")
             return _USAGE_ERROR
@@ -60,9 +74,12 @@ def _split(given: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return list(given[:end]), tuple(given[end + 1 :])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="art-monarch", description="Runs an ART controller program.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+def _parser() -> Parser:
+    parser = Parser(prog="art-monarch", description="Runs an ART controller program.")
+    parser.add_argument("--version", action="version", version=f"art-monarch {art.__version__}")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands", parser_class=Parser
+    )
     local = commands.add_parser(
         "local",
         help="run on this machine",
@@ -88,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="limit for the worker to come up (default 90)",
     )
+    local.set_defaults(parser=local)
     return parser
 
 
@@ -126,6 +144,11 @@ def _run_program(program: Program, function: Main, options: argparse.Namespace, 
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else _FAILURE if leave.code else 0
     except Exception as error:  # noqa: BLE001 - told as what it is: one message, or a traceback
+        if getattr(error, "closed", False) and type(error).__name__ == "DisplayError":
+            sys.stderr.write("art-monarch: nobody reads the output any more, so the program was stopped\n")
+            return _BROKEN_PIPE
+        if isinstance(error, OSError) and error.filename is None:
+            sys.stdout.flush()  # what could not be written raises again, and is told as such
         _report(error)
         return _FAILURE
     return 0
@@ -144,6 +167,16 @@ def _is_clear(error: BaseException) -> bool:
     )
 
 
+_CLEAR_KINDS = ("art.errors.", "art_serving.errors.", "art_trainer.errors.", "art_topology.errors.")
+
+
+def _remote_text(error: BaseException) -> str | None:
+    """Of an error of ART in another process its message alone; None for anything else."""
+    if isinstance(error, RemoteError) and error.kind.startswith(_CLEAR_KINDS):
+        return error.message
+    return None
+
+
 def error_texts(error: BaseException) -> list[str]:
     """The text of an error of ART, the traceback of another.
 
@@ -154,7 +187,10 @@ def error_texts(error: BaseException) -> list[str]:
         texts = error_texts(error.__context__)
         if texts and not error.left_behind:
             return texts
-    if _is_clear(error):
+    short = _remote_text(error) or too_many_files(error)
+    if short is not None:
+        texts.append(short)
+    elif _is_clear(error):
         texts.append(str(error))
     elif not isinstance(error, asyncio.CancelledError):
         texts.append(user_traceback(error))

@@ -4,7 +4,7 @@ What a topology names is used; what it leaves out is put on the controller's hos
 a mistake shows before anything starts.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -105,23 +105,12 @@ def place(
 def _completed(
     topology: RuntimeTopology, trainer: TrainerMeshSpec, service: ModelServiceSpec
 ) -> RuntimeTopology:
+    ports = topology.worker_ports
     cluster = ClusterSpec(
-        hosts=tuple(
-            HostSpec(
-                host_id=host.host_id,
-                address=host.address,
-                node_rank=host.node_rank,
-                cpu_slots=host.cpu_slots,
-                gpus=host.gpus,
-                reserved_ports=host.reserved_ports,
-            )
-            for host in topology.hosts
-        ),
-        controller_host_id=topology.controller_host_id,
-        startup_timeout_s=topology.startup_timeout_s,
-        rpc_timeout_s=topology.rpc_timeout_s,
-        nccl_transport=topology.nccl_transport,
-        nixl_transport=topology.nixl_transport,
+        hosts=tuple(HostSpec(**_common(host, HostSpec)) for host in topology.hosts),
+        worker_port=ports[0] if ports else None,
+        skypilot=len(ports) > 1,
+        **{name: value for name, value in _common(topology, ClusterSpec).items() if name != "hosts"},
     )
     if topology.trainer is not None or topology.services:
         raise ConfigError(
@@ -129,6 +118,13 @@ def _completed(
             "placed"
         )
     return compile_topology(cluster=cluster, trainer=trainer, services=(service,))
+
+
+def _common(value: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of ``value`` that ``kind`` has, too."""
+    names = {field.name for field in msgspec.structs.fields(kind)}
+    fields = {field.name for field in msgspec.structs.fields(type(value))}
+    return {name: getattr(value, name) for name in sorted(names & fields)}
 
 
 def _rank_for_vllm(rank: int) -> int:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from art.checks.results import State
+from art.checks.shadows import shadows_check
 from art.distributed.errors import ProgramError
 from art.errors import SettingError, TrajectoryError
 from art.user_code import is_users
@@ -45,6 +47,9 @@ class Program(msgspec.Struct, frozen=True):
         """
         if self.folder is not None:
             self._check_name(self.folder)
+            shadows = shadows_check([Path(self.folder)])
+            if shadows.state is State.FAILURE:
+                raise ProgramError(f"{self.module} cannot be imported: {shadows.line()}")
             if self.folder not in sys.path:
                 sys.path.insert(0, self.folder)
         try:

@@ -2,15 +2,18 @@
 
 `art demo` runs this program. To change it, copy it and run the copy:
 
-    art-monarch local --program train.py:main
+    art-monarch local --program train.py:main -- --steps 8 --seed 1
 """
 
+import argparse
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 import art
+from art.checks.arguments import folder_argument, whole_number
 from art.demo import task
 from art.demo.model import fetched
 from art.distributed import ArtLaunchContext, ArtRuntime, RolloutExecutor, compile_topology
@@ -22,7 +25,7 @@ HELD_OUT = 32
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be varied without changing the program.
+    """What can be varied without changing the program; :func:`settings_from` reads some from arguments.
 
     Args:
         model: a Hugging Face folder to train in place of SmolLM2-135M-Instruct.
@@ -50,6 +53,49 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULTS = Settings()
 
 
+def settings_from(arguments: Sequence[str]) -> Settings:
+    """The settings that the arguments of the program ask for; wrong ones end it with 2, ``--help`` with 0."""
+    parser = argparse.ArgumentParser(
+        "train.py", allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument(
+        "--model",
+        type=folder_argument,
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="folder of a Hugging Face model to train in place of SmolLM2-135M-Instruct",
+    )
+    parser.add_argument(
+        "--steps",
+        type=lambda text: whole_number(text, 1, 100_000),
+        metavar="N",
+        default=DEFAULTS.steps,
+        help="the most steps to take; it ends earlier once the mean reward of five steps is above "
+        f"{DEFAULTS.enough}",
+    )
+    parser.add_argument(
+        "--seed",
+        type=lambda text: whole_number(text, 0, 2**32 - 1),
+        metavar="N",
+        default=DEFAULTS.seed,
+        help="of the prompts, the sampling and the adapter's first weights",
+    )
+    parser.add_argument(
+        "--run-dir",
+        type=folder_argument,
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="a new folder for what the run leaves, or with --resume that of the run (default: under runs/)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --run-dir, which was stopped"
+    )
+    settings = Settings(**vars(parser.parse_args(arguments)))
+    if settings.resume and settings.run_dir is None:
+        parser.error("--resume needs the folder of the run: --run-dir DIR --resume")
+    return settings
+
+
 async def rollout(
     model: art.TrainableModel, scenario: task.Scenario, config: task.Sampling
 ) -> art.Trajectory:
@@ -72,9 +118,10 @@ async def rollout(
 
 
 async def main(
-    launch: ArtLaunchContext, settings: Settings = DEFAULTS, display: Display | None = None
+    launch: ArtLaunchContext, settings: Settings | None = None, display: Display | None = None
 ) -> None:
-    """The whole run: starts the parts, trains, and ends them."""
+    """The whole run: starts the parts, trains, and ends them. `art demo` gives settings and display."""
+    settings = settings or settings_from(launch.arguments)
     report = RunReport(
         NAME,
         settings.run_dir,
