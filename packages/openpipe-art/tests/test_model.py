@@ -74,7 +74,15 @@ async def test_an_unregistered_model_says_so() -> None:
     ("fields", "said"),
     [
         ({"base_modell": "d"}, r"it has no field 'base_modell'; did you mean 'base_model'\?"),
-        ({"name": "a/b"}, r"name is 'a/b', which cannot name a folder"),
+        (
+            {"name": "my task"},
+            r"name is 'my task'; it must have 1 to 128 ASCII .* for example name='my-task'",
+        ),
+        ({"name": "ünï"}, "name is 'ünï'; it must have"),
+        ({"name": "a" * 300}, "name has 300 characters; it must have 1 to 128"),
+        ({"project": "my project"}, "project is 'my project'; .* for example project='guide'"),
+        ({"run_name": "-x"}, "run_name is '-x'; .* for example run_name='my-task-2'"),
+        ({"name": "a/b"}, r"name is 'a/b'; it must have 1 to 128 ASCII"),
         ({"project": " "}, "project is empty"),
         ({"base_model": 3}, "base_model is the int 3; it must be a text in quotes"),
         ({"run_name": ".."}, r"run_name is '\.\.'"),

@@ -9,7 +9,7 @@ import threading
 import msgspec
 
 from art.errors import ConfigError
-from art.settings import instance, keep, whole_number
+from art.settings import SettingsMeta, instance, keep, whole_number
 from art_topology import MegatronTopologyConfig
 
 MOST_TOKENS = 2**24
@@ -18,7 +18,7 @@ MOST_TOKENS = 2**24
 MOST_SNAPSHOTS = 64
 
 
-class MegatronRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+class MegatronRuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
     """What :class:`~art.backend.MegatronBackend` runs with.
 
     Args:

@@ -46,12 +46,24 @@ def checked(items: Any) -> MessagesAndChoices:
         if isinstance(item, Choice):
             result.append(item)
         elif isinstance(item, Mapping) and "role" in item:
+            if content_missing(item):
+                raise ValueError(
+                    f"messages_and_choices[{index}] is {described(dict(item))}, without content. Write "
+                    f'{{"role": {item["role"]!r}, "content": "..."}}'
+                )
             result.append(dict(item))  # type: ignore[arg-type]  # a TypedDict is a dict
         elif isinstance(item, Mapping) and "finish_reason" in item and "message" in item:
             result.append(Choice.model_validate(dict(item)))
         else:
             raise ValueError(f"messages_and_choices[{index}] is {_wrong(item)}")
     return result
+
+
+def content_missing(message: Mapping[str, Any]) -> bool:
+    """Whether a message lacks its ``content``; an assistant's may have another thing in its place."""
+    if message.get("role") == "assistant":
+        return not message.keys() & {"content", "tool_calls", "function_call", "refusal", "audio"}
+    return message.get("content") is None
 
 
 def as_messages(items: MessagesAndChoices) -> Messages:

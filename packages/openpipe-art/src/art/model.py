@@ -9,7 +9,7 @@ import pydantic
 from art.awaiting import must_be_awaited
 from art.checked_model import CheckedModel
 from art.errors import ArtError, ConfigError, SettingError
-from art.settings import instance
+from art.settings import instance, plain_name
 from art.train_config import TrainConfig, TrainResult
 from art.trajectories import TrajectoryGroup, checked_groups
 
@@ -50,29 +50,31 @@ def _given(text: str) -> str:
     return text
 
 
-def _folder_name(text: str) -> str:
-    if _given(text) in (".", "..") or "/" in text or "\0" in text:
-        raise ValueError(
-            f"is {text!r}, which cannot name a folder: it must not hold '/' and not be '.' or '..'"
-        )
-    return text
+def _plain_name(text: str, info: pydantic.ValidationInfo) -> str:
+    name = str(info.field_name)
+    return plain_name(name, text, _NAMES[name])
 
 
 def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-type FolderName = Annotated[str, pydantic.AfterValidator(_folder_name)]
+_NAMES = {"name": "my-task", "project": "guide", "run_name": "my-task-2"}
+"""Of each field that names something, one that works."""
+
+type PlainName = Annotated[str, pydantic.AfterValidator(_plain_name)]
 
 
 class TrainableModel(CheckedModel):
     """A named model that learns.
 
     Args:
-        name: of the model within its project; the adapter is served under it.
-        project: what it belongs to.
+        name: of the model within its project; the adapter is served under it. Up to 128 ASCII letters,
+            digits, ``.``, ``_`` and ``-``, the first of them a letter or digit, since it names folders and
+            parts of the run.
+        project: what it belongs to; a name likewise.
         base_model: a Hugging Face folder or name; a path, too.
-        run_name: names the run's folder; the model's name when absent.
+        run_name: names the run's folder, likewise; the model's name when absent.
         config: anything of the user's that rollouts need; plain data.
         inference_base_url: where it is served, for an OpenAI client. The backend sets this and the next two
             when the model is registered, and they travel with it to rollout workers.
@@ -90,10 +92,10 @@ class TrainableModel(CheckedModel):
     )
     _refusal: ClassVar[type[ArtError]] = SettingError
 
-    name: FolderName
-    project: FolderName
+    name: PlainName
+    project: PlainName
     base_model: Annotated[str, pydantic.BeforeValidator(_as_text), pydantic.AfterValidator(_given)]
-    run_name: FolderName | None = None
+    run_name: PlainName | None = None
     config: Any = None
     inference_base_url: str | None = None
     inference_api_key: str | None = None
@@ -112,10 +114,12 @@ class TrainableModel(CheckedModel):
             ConfigError: the model has not been registered with a backend.
         """
         if self._client is None:
-            from art.checks.served_client import ServedClient
+            from art.model_client import ModelClient
 
-            self._client = ServedClient(
-                base_url=self._registered("inference_base_url"), api_key=self._registered("inference_api_key")
+            self._client = ModelClient(
+                base_url=self._registered("inference_base_url"),
+                api_key=self._registered("inference_api_key"),
+                model_name=self._registered("inference_model_name"),
             )
         return self._client
 

@@ -10,7 +10,7 @@ import binascii
 import contextlib
 import math
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from openai.types.chat.chat_completion import Choice
@@ -111,6 +111,37 @@ def set_policy_versions(trajectory: Trajectory, exchanges: Iterable[TokenRecord]
         trajectory.final_policy_version = max(versions)
 
 
+def check_texts(trajectory: Trajectory) -> None:
+    """Checks that all texts of a trajectory can be written as UTF-8.
+
+    Raises:
+        RecordError: one holds half of a surrogate pair. The text names the field, and the line that made the
+            trajectory.
+    """
+    for field in ("metrics", "metadata"):
+        for name, value in getattr(trajectory, field).items():
+            _check_text(trajectory, f"a name in {field}", name)
+            _check_text(trajectory, f"{field}[{name!r}]", value)
+    for index, line in enumerate(trajectory.logs):
+        _check_text(trajectory, f"logs[{index}]", line)
+    for index, item in enumerate(trajectory.messages_and_choices):
+        if isinstance(item, Mapping):
+            _check_text(trajectory, f"messages_and_choices[{index}]['content']", item.get("content"))
+
+
+def _check_text(trajectory: Trajectory, field: str, value: object) -> None:
+    if not isinstance(value, str):
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(
+            f"{field} is {described(value)}, whose character {error.start} is half of a surrogate pair and "
+            "can be written to no file. Write for example text.encode(errors='replace').decode()"
+            f"{_made(trajectory)}"
+        ) from None
+
+
 def trajectory_record(
     trajectory: Trajectory, *, group_id: str, record_id: str | None = None
 ) -> TrajectoryRecord:
@@ -125,6 +156,7 @@ def trajectory_record(
             f"a trajectory has the reward {trajectory.reward}; it must be a finite number{_made(trajectory)}"
         )
     exchanges = token_records(trajectory)
+    check_texts(trajectory)
     set_policy_versions(trajectory, exchanges)
     return TrajectoryRecord(
         record_id=record_id if record_id is not None else uuid.uuid4().hex,

@@ -1,6 +1,8 @@
 """Checks of single settings, with one message for all of them: the value, what it must be, one that works."""
 
+import difflib
 import math
+import re
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -9,6 +11,8 @@ import msgspec
 
 from art.errors import SettingError
 from art.user_code import described, shown, with_place
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 SEEDS = (0, 2**32 - 1)
 """The least and the greatest seed that every part takes."""
@@ -84,6 +88,33 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
         raise _refused(f"{name} is {shown(value)}; it must be {listed}, for example {name}={allowed[0]!r}")
 
 
+PLAIN_NAME_CHARACTERS = 128
+
+
+def plain_name(name: str, value: str, example: str) -> str:
+    """Returns ``value``, when it can name a folder and a part of a run alike.
+
+    Args:
+        name: of the setting.
+        value: what was given.
+        example: one that works.
+
+    Raises:
+        ValueError: it is empty, too long, or has other characters than ASCII letters, digits and ``. _ -``.
+    """
+    rule = (
+        f"it must have 1 to {PLAIN_NAME_CHARACTERS} ASCII letters, digits, '.', '_' or '-' and begin with a "
+        f"letter or digit, for example {name}={example!r}"
+    )
+    if not value.strip():
+        raise ValueError(f"{name} is empty; {rule}")
+    if len(value) > PLAIN_NAME_CHARACTERS:
+        raise ValueError(f"{name} has {len(value)} characters; {rule}")
+    if _PLAIN_NAME.fullmatch(value) is None:
+        raise ValueError(f"{name} is {shown(value)}; {rule}")
+    return value
+
+
 def instance[T](name: str, value: object, kind: type[T], example: str) -> T:
     """Returns ``value``, when it is of the class ``kind``.
 
@@ -93,6 +124,39 @@ def instance[T](name: str, value: object, kind: type[T], example: str) -> T:
     if not isinstance(value, kind):
         raise _refused(f"{name} is {described(value)}; it must be of {kind.__name__}: {example}")
     return value
+
+
+class SettingsMeta(msgspec.StructMeta):
+    """Of structs that users make by hand: fields that have no name, are unknown or missing are told in one
+    sentence, with the user's line."""
+
+    def __call__(cls, *unnamed: Any, **fields: Any) -> Any:  # noqa: N805 - of a metaclass
+        """Makes the struct.
+
+        Raises:
+            SettingError: a field has no name, or is unknown or missing.
+        """
+        known = cls.__struct_fields__
+        if unnamed:
+            raise _refused(
+                f"art.{cls.__name__} takes its fields by name, for example "
+                f"art.{cls.__name__}({known[0]}={unnamed[0]!r}); its fields are {', '.join(known)}"
+            )
+        for name in fields:
+            if name not in known:
+                raise _refused(f"art.{cls.__name__} has no field {name!r}; {_meant(name, known)}")
+        try:
+            return super().__call__(**fields)
+        except TypeError as error:
+            raise _refused(f"art.{cls.__name__}: {error}") from None
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    initials = [field for field in known if "".join(part[0] for part in field.split("_")) == name]
+    for field in (*close, *initials):
+        return f"did you mean {field!r}?"
+    return f"its fields are {', '.join(known)}"
 
 
 def keep(settings: msgspec.Struct, **checked: Any) -> None:

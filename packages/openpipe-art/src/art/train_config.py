@@ -2,11 +2,11 @@
 
 import msgspec
 
-from art.settings import flag, keep, number
+from art.settings import SettingsMeta, flag, keep, number
 from art_dataplane import AdvantageRule
 
 
-class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
     """One RL step of :meth:`art.TrainableModel.train`.
 
     Args:
@@ -19,7 +19,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_grad_norm: gradients are scaled down to this global L2 norm; ``0`` switches it off.
 
     Raises:
-        SettingError: a value is of a wrong type or out of its range; it is a ``ValueError``, too.
+        SettingError: a value is of a wrong type or out of its range, has no name or one that is none of
+            these; it is a ``ValueError``, too.
     """
 
     learning_rate: float = 5e-6

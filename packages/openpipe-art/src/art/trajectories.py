@@ -35,6 +35,26 @@ def gathering_group_id() -> str | None:
     return _gathering.get()
 
 
+_expecting: ContextVar[bool] = ContextVar("_expecting", default=False)
+
+
+@contextmanager
+def expecting_trajectories() -> Iterator[None]:
+    """In tasks that are made in the ``with`` block, a rollout must return a trajectory: ``executor.run``
+    refuses anything else there, with the function's name and line. In a :class:`TrajectoryGroup` it does so
+    anyway."""
+    token = _expecting.set(True)
+    try:
+        yield
+    finally:
+        _expecting.reset(token)
+
+
+def trajectories_expected() -> bool:
+    """Whether what the running task's rollouts return must be trajectories."""
+    return _expecting.get() or _gathering.get() is not None
+
+
 def checked_reward(value: Any) -> float:
     """Returns the reward as a float; whatever has a number in it, such as a NumPy scalar, is taken.
 
@@ -314,12 +334,10 @@ class TrajectoryGroup:
         failure = item.failure if isinstance(item, TrajectoryHandle) else None
         if failure is not None:
             self.exceptions.append(failure)
-        elif isinstance(item, Trajectory | TrajectoryHandle):
-            self.trajectories.append(item)
         elif isinstance(item, BaseException):
             self.exceptions.append(item)
         else:
-            raise not_a_trajectory("a rollout of this group", item, "(or a handle to one)")
+            self.trajectories.append(checked_rollout(item, "a rollout of this group"))
 
     @property
     def pending(self) -> int:
@@ -377,6 +395,21 @@ class TrajectoryGroup:
     def failures(self) -> tuple[FailureText, ...]:
         """The exceptions as text, to be logged or stored."""
         return tuple(_failure_text(error) for error in self.exceptions)
+
+
+def checked_rollout(value: object, who: str) -> Rollout:
+    """Returns ``value``, when it is a trajectory or a handle to one.
+
+    Args:
+        value: what was given in place of a rollout.
+        who: what gave it, for the message: ``a rollout of this evaluation``.
+
+    Raises:
+        TrajectoryError: it is something else.
+    """
+    if isinstance(value, Trajectory | TrajectoryHandle):
+        return value
+    raise not_a_trajectory(who, value, "(or a handle to one)")
 
 
 def not_a_trajectory(who: str, value: object, more: str = "") -> TrajectoryError:

@@ -52,15 +52,21 @@ def is_users(filename: str) -> bool:
     return kind_of(filename) == "user"
 
 
-def user_place() -> str:
-    """The innermost line of the user's that runs now, ``FILE:LINE, in FUNCTION``; empty if there is none."""
+def user_line() -> tuple[str, int, str] | None:
+    """The innermost line of the user's that runs now: file, line and function."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
         if is_users(code.co_filename):
-            return place(code.co_filename, frame.f_lineno, code.co_qualname)
+            return code.co_filename, frame.f_lineno, code.co_qualname
         frame = frame.f_back
-    return ""
+    return None
+
+
+def user_place() -> str:
+    """The innermost line of the user's that runs now, ``FILE:LINE, in FUNCTION``; empty if there is none."""
+    found = user_line()
+    return place(*found) if found is not None else ""
 
 
 def with_place(text: str) -> str:

@@ -4,6 +4,8 @@ The worker owns the trajectories of its rollouts (:class:`art_dataplane.store.Tr
 travel.
 """
 
+import asyncio
+import inspect
 import time
 import uuid
 from collections.abc import Awaitable, Sequence
@@ -13,11 +15,11 @@ import msgspec
 
 from art.distributed import user_values
 from art.distributed.callables import AsyncFunction, InstalledAsyncCallable
-from art.distributed.service import Raised, raised
-from art.distributed.user_traceback import rollout_traceback
+from art.distributed.service import Raised, raised, sendable
+from art.distributed.user_traceback import close_unawaited, last_user_line, rollout_traceback
 from art.errors import RecordError
 from art.model import TrainableModel
-from art.records import set_policy_versions, trajectory_record
+from art.records import check_texts, set_policy_versions, trajectory_record
 from art.trajectories import Trajectory, TrajectoryHandle, not_a_trajectory
 from art.user_code import definition
 from art_dataplane import (
@@ -61,12 +63,13 @@ class RolloutWorkerSpec(msgspec.Struct, frozen=True):
 
 class RolloutRequest(msgspec.Struct, frozen=True):
     """One rollout: the model as JSON, scenario and configuration as :mod:`art.distributed.user_values` packs
-    them."""
+    them; and whether what it returns must be a trajectory."""
 
     model: bytes
     scenario: bytes
     config: bytes
     group_id: str | None = None
+    must_be_trajectory: bool = False
 
 
 class RolloutValue(msgspec.Struct, frozen=True, tag="value"):
@@ -96,12 +99,15 @@ class RolloutWorker:
         """Runs one rollout and returns its value; a trajectory says which policy versions it is of."""
         try:
             value = await self._roll_out(request)
-            if isinstance(value, Awaitable):
-                raise not_a_trajectory(definition(self._function), value, "or a value")
             if isinstance(value, Trajectory):
+                check_texts(value)
                 set_policy_versions(value)
+            elif request.must_be_trajectory or returns_trajectory(self._function):
+                raise not_a_trajectory(definition(self._function), value)
+            elif isinstance(value, Awaitable):
+                raise not_a_trajectory(definition(self._function), value, "or a value")
             return RolloutValue(user_values.pack(value, f"the result of {definition(self._function)}"))
-        except Exception as error:  # noqa: BLE001 - the caller gets it with its traceback
+        except _OF_USER_CODE as error:
             return _raised_by_user(error)
 
     async def submit(self, request: RolloutRequest) -> TrajectoryHandle:
@@ -114,7 +120,7 @@ class RolloutWorker:
             if not isinstance(trajectory, Trajectory):
                 raise not_a_trajectory(definition(self._function), trajectory)
             record = self._record(trajectory, group_id, record_id)
-        except Exception as error:  # noqa: BLE001 - kept as the record's error
+        except _OF_USER_CODE as error:
             failure = _raised_by_user(error)
             record = TrajectoryRecord(
                 record_id=record_id,
@@ -169,9 +175,44 @@ class RolloutWorker:
         self._segments.close()
 
 
+_OF_USER_CODE = (Exception, SystemExit, asyncio.CancelledError)
+"""What user code may raise that is told as its failure; also what would end the process or the call."""
+
+
 def _raised_by_user(error: BaseException) -> Raised:
-    """An exception of user code as a reply."""
-    return msgspec.structs.replace(raised(error), traceback=rollout_traceback(error))
+    """An exception of user code as a reply.
+
+    Raises:
+        asyncio.CancelledError: it is one, and the call was cancelled from outside.
+    """
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
+    reply = msgspec.structs.replace(raised(error), traceback=sendable(rollout_traceback(error)))
+    close_unawaited(error)
+    line = last_user_line(error)
+    at = f" ({line})" if line else ""
+    if isinstance(error, SystemExit):
+        text = (
+            f"the rollout called sys.exit({'' if error.code is None else repr(error.code)}){at}; it runs "
+            "beside others in a process that goes on. Raise an exception, or return an art.Trajectory"
+        )
+        return msgspec.structs.replace(reply, message=sendable(text))
+    if isinstance(error, asyncio.CancelledError):
+        text = (
+            f"the rollout raised it, or awaited what was cancelled{at}; nobody cancelled the rollout itself. "
+            "Catch it there, or raise another exception"
+        )
+        return msgspec.structs.replace(reply, message=text)
+    return reply
+
+
+def returns_trajectory(function: AsyncFunction) -> bool:
+    """Whether the function is annotated to return an ``art.Trajectory``."""
+    annotation = inspect.get_annotations(function).get("return")
+    if isinstance(annotation, str):
+        return annotation.strip("'\"").rpartition(".")[2] == Trajectory.__name__
+    return isinstance(annotation, type) and issubclass(annotation, Trajectory)
 
 
 def handle_of(record: TrajectoryRecord, ref: TrajectoryRef) -> TrajectoryHandle:

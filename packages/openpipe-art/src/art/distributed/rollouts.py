@@ -30,7 +30,7 @@ from art.distributed.rollout_worker import (
 from art.errors import ConfigError, RolloutFailed
 from art.model import TrainableModel
 from art.settings import instance, number, whole_number
-from art.trajectories import TrajectoryHandle, gathering_group_id
+from art.trajectories import TrajectoryHandle, gathering_group_id, trajectories_expected
 from art.user_code import described, shown
 from art_dataplane import Lease, TrajectoryRecord, TrajectoryRef, read_records
 from art_dataplane.locations import INLINE_LIMIT
@@ -138,6 +138,9 @@ class RolloutExecutor:
     ) -> Any:
         """Runs ``function(model, scenario, config)`` on one worker and returns its value.
 
+        It may be any value, unless the function is annotated to return an ``art.Trajectory``, or a group or
+        an evaluation awaits it: then anything else is a failure of the rollout.
+
         Args:
             worker: its index; ``None`` is the least busy one.
             function: the executor's function.
@@ -146,7 +149,8 @@ class RolloutExecutor:
             config: its third argument, likewise.
 
         Raises:
-            RolloutFailed: the function raised.
+            RolloutFailed: the function raised, or returned something else than a trajectory where that must
+                be one.
             ActorDied: the worker died.
             ActorTimeout: the rollout took longer than the executor allows.
             CallableError: a value cannot be sent.
@@ -156,6 +160,7 @@ class RolloutExecutor:
         if worker is not None and worker not in self._workers:
             raise RuntimeFailure(f"worker {worker} is not in use; set_workers chose {self._workers}")
         request = self._request(function, model, scenario, config, None)
+        request = msgspec.structs.replace(request, must_be_trajectory=trajectories_expected())
         worker = self._least_busy() if worker is None else worker
         with self._counted(worker):
             handle = await self._worker(worker)

@@ -190,7 +190,12 @@ def decode_arguments(signature: Signature, data: bytes) -> list[Any]:
 def raised(error: BaseException) -> Raised:
     """An exception as a reply."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    return Raised(kind, str(error), "".join(traceback.format_exception(error)))
+    return Raised(kind, sendable(str(error)), sendable("".join(traceback.format_exception(error))))
+
+
+def sendable(text: str) -> str:
+    """The text with what UTF-8 cannot hold, halves of surrogate pairs, written as ``\\udXXX``."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class ServiceHost:
@@ -209,7 +214,12 @@ class ServiceHost:
         try:
             return await task
         except asyncio.CancelledError:
-            return Raised("asyncio.CancelledError", f"{call.method}() was cancelled by its caller", "")
+            how = (
+                "was cancelled by its caller"
+                if task.cancelling()
+                else "raised it, though nobody cancelled it"
+            )
+            return Raised("asyncio.CancelledError", f"{call.method}() {how}", "")
         finally:
             del self._running[call.call_id]
 

@@ -1,9 +1,11 @@
 """Tracebacks in which the user's own lines stand out."""
 
+import inspect
 import traceback
 
+from art.awaiting import hand_over
 from art.errors import ArtError
-from art.user_code import await_hint, chain, kind_of
+from art.user_code import AWAIT_HINT, await_hint, chain, is_users, kind_of, place
 
 
 def user_traceback(error: BaseException) -> str:
@@ -36,6 +38,36 @@ def rollout_traceback(error: BaseException) -> str:
     """As :func:`user_traceback`; empty for an error that ART raises on purpose where no line of the user's
     ran: its text names the place, and ART's frames say nothing to who reads it."""
     return "" if isinstance(error, ArtError) and not passed_user_code(error) else user_traceback(error)
+
+
+def last_user_line(error: BaseException) -> str:
+    """The last line of the user's that ``error`` passed on its way from where it was raised; else empty."""
+    lines = [
+        place(frame.f_code.co_filename, line, frame.f_code.co_qualname)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_users(frame.f_code.co_filename)
+    ]
+    return lines[-1] if lines else ""
+
+
+def close_unawaited(error: BaseException) -> None:
+    """Closes the coroutines that an error is about, where its text asks for the ``await``.
+
+    Python would warn of each once more, in lines that say less. Others, of which nothing was told, stay.
+    """
+    for link in chain(error):
+        if not (await_hint(link) or AWAIT_HINT in str(link)):
+            continue
+        values = [getattr(link, "obj", None)]
+        for frame, _ in traceback.walk_tb(link.__traceback__):
+            values += frame.f_locals.values()
+        for value in values:
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+            for one in (value, *parts):
+                if inspect.iscoroutine(one) and inspect.getcoroutinestate(one) == inspect.CORO_CREATED:
+                    one.close()
+                else:
+                    hand_over(one)
 
 
 def _chain(link: traceback.TracebackException | None) -> list[traceback.TracebackException]:
