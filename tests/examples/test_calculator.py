@@ -112,6 +112,46 @@ def test_settings_are_arguments(example: ModuleType) -> None:
         example.settings_from(("--step-size", "5"))
 
 
+def test_each_setting_has_help_and_its_default(
+    example: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        example.settings_from(("--help",))
+    assert ended.value.code == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--steps INT the most steps to take;" in printed
+    assert "--run-dir STR a new folder for what the run leaves, or with --resume that of the run" in printed
+    assert "--resume go on with the run in --run-dir, which was stopped" in printed
+    for default in ("4", "12", "0.0005", "0.95", "0"):
+        assert f"(default: {default})" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--steps", "0"), "--steps 0 must be at least 1"),
+        (("--samples", "1"), "--samples 1 must be at least 2"),
+        (("--seed", "-1"), "--seed -1 must be at least 0"),
+        (("--learning-rate", "0"), "--learning-rate 0.0 must be above 0 and at most 1"),
+        (("--enough", "nan"), "--enough nan must be above 0 and at most 1"),
+        (("--resume",), "--resume needs the folder of the run: --run-dir DIR --resume"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(
+    example: ModuleType, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        example.settings_from(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_started_as_a_script_it_says_how_to_start_it() -> None:
+    started = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=RUN_S)
+    assert started.returncode == 1
+    assert started.stderr == "start it with: art-monarch local --program train.py:main\n"
+
+
 def test_held_out_problems_share_no_number_and_no_wording_with_training(example: ModuleType) -> None:
     assert not set(example.NUMBERS) & set(example.HELD_OUT_NUMBERS)
     assert not set(example.WORDINGS) & set(example.HELD_OUT_WORDINGS)
