@@ -48,7 +48,7 @@ async def test_a_step_is_one_line_with_what_a_user_wants_to_know(open_report, ma
 
 async def test_a_step_without_an_update_says_why(open_report, make_group, stream) -> None:
     await run_steps(await open_report(), make_group, (0.5, 0.5))
-    assert stream.getvalue().endswith("v0  no step: equal rewards\n")
+    assert stream.getvalue().endswith("v0 kept  no step: equal rewards\n")
 
 
 async def test_without_summaries_there_is_no_column_for_them(open_report, make_group, stream) -> None:

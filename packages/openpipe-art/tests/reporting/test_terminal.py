@@ -197,7 +197,7 @@ def test_what_moves_fits_and_keeps_whole_words(terminal: Terminal) -> None:
     terminal.display.show(Progress("trainer loaded: 134.5 M parameters, 2.44 M of them trained, in 3.2 s"))
     terminal.now += 83
     first, second, *rest = terminal.display.frame().plain.split("\n")
-    assert rest == [""]
+    assert rest == ["  ready: trainer", ""]
     assert len(first) < width
     assert first[2:].startswith("rollout workers, vLLM and")
     assert re.search(r" 83 s(, 1 min 23 s in all)?$", first)

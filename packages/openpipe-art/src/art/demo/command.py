@@ -71,8 +71,8 @@ stopping and going on
 --json
   Standard output holds one JSON object per line and nothing else. "event"
   names its kind: start, phase_started, phase, progress, notice, step_started,
-  step_sampled, step (with "metrics"), evaluation_started, evaluation (with
-  "line"), stopping, end of a run that was started (with "reason", "steps",
+  step_sampled, answer (one to look at), step (with "metrics"),
+  evaluation_started, evaluation (with "line"), stopping, end of a run that was started (with "reason", "steps",
   "reward", "run_folder" and "report"), and error, the last line when something
   failed (with "kind" and "message"). The module art.reporting.events has every
   field.

@@ -25,8 +25,11 @@ def _number(name: str, form: str, unit: str = "") -> Callable[[StepEnded], str]:
 
 
 def policy(event: StepEnded) -> str:
-    """Which versions sampled the tokens, and which is active now: ``v3 -> v4``."""
+    """Which versions sampled the tokens, and which is active now: ``v3 -> v4``, or ``v3 kept`` where the step
+    had nothing to learn from."""
     now = f"v{event.metrics['policy_version']:.0f}"
+    if event.metrics.get("skipped"):
+        return f"{now} kept"
     if event.sampled_by is None:
         return now
     low, high = event.sampled_by
@@ -51,9 +54,9 @@ COLUMNS = (
     Column("tokens/s", 8, 6, _number("tokens_per_s", ".0f")),
     Column("rollout", 7, 4, _number("rollout_s", ".1f", " s")),
     Column("train", 7, 5, _number("train_s", ".1f", " s")),
-    Column("policy", 10, 2, policy),
-    Column("log-prob difference", 22, 3, difference, left=True),
-    Column("summary", 8, 7, lambda event: event.summary, left=True),
+    Column("policy", 10, 3, policy),
+    Column("log-prob difference", 22, 7, difference, left=True),
+    Column("summary", 34, 2, lambda event: event.summary, left=True),
 )
 _GAP = 2
 
@@ -67,9 +70,9 @@ def shown(width: int | None, *, summary: bool = True) -> tuple[Column, ...]:
     chosen: list[Column] = []
     used = -_GAP
     for column in sorted(columns, key=lambda column: column.rank):
+        if chosen and used + column.width + _GAP > width:
+            continue
         used += column.width + _GAP
-        if chosen and used > width:
-            break
         chosen.append(column)
     return tuple(column for column in columns if column in chosen)
 

@@ -84,7 +84,8 @@ class PlainDisplay:
         match event:
             case PhaseStarted():
                 self._fetches = event.fetches
-                self._line(f"{event.name} ...")
+                usually = f" (usually {event.usually})" if event.usually else ""
+                self._line(f"{event.name} ...{usually}")
             case PhaseEnded():
                 self._fetches = False
                 self._line(phase_line(event))

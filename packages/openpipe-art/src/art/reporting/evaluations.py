@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 from art.errors import ConfigError
@@ -34,9 +34,25 @@ def evaluated(
     return None
 
 
-async def gathered(rollouts: Iterable[Awaitable[Rollout]]) -> list[Rollout]:
-    """Runs all; the first failure cancels the others, waits for them and is raised."""
-    tasks = [asyncio.ensure_future(rollout) for rollout in rollouts]
+async def gathered(
+    rollouts: Iterable[Awaitable[Rollout]], arrived: Callable[[Rollout, int, int], None]
+) -> list[Rollout]:
+    """Runs all; the first failure cancels the others, waits for them and is raised.
+
+    Args:
+        rollouts: run at once.
+        arrived: called with each as it is done, how many are done by then, and how many there are.
+    """
+    done = 0
+
+    async def one(rollout: Awaitable[Rollout]) -> Rollout:
+        nonlocal done
+        item = await rollout
+        done += 1
+        arrived(item, done, len(tasks))
+        return item
+
+    tasks = [asyncio.ensure_future(one(rollout)) for rollout in rollouts]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

@@ -32,10 +32,12 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", t
 
 
 class PhaseStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="phase_started"):
-    """A part of the run that is no step begins; ``fetches`` when it may download or build."""
+    """A part of the run that is no step begins; ``fetches`` when it may download or build, ``usually`` says
+    how long it takes, where that is known."""
 
     name: str
     fetches: bool = False
+    usually: str = ""
 
 
 class PhaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="phase"):
@@ -58,6 +60,14 @@ class Notice(msgspec.Struct, frozen=True, tag_field="event", tag="notice"):
     """A line for the user."""
 
     text: str
+
+
+class Answer(msgspec.Struct, frozen=True, tag_field="event", tag="answer"):
+    """One of the answers that were just sampled, to look at: some of an evaluation, one of each step."""
+
+    prompt: str
+    answer: str
+    reward: float
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag_field="event", tag="step_started"):
@@ -146,6 +156,7 @@ type Event = (
     | PhaseStarted
     | PhaseEnded
     | Progress
+    | Answer
     | Notice
     | StepStarted
     | StepSampled

@@ -20,6 +20,7 @@ from rich.text import Text
 from art.reporting.columns import difference, header, policy, row, shown
 from art.reporting.displays import Counts, event_lines, phase_line
 from art.reporting.events import (
+    Answer,
     ErrorRaised,
     EvaluationEnded,
     EvaluationStarted,
@@ -42,6 +43,7 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_SPINNER = "|/-\\"
 _ASCII_BARS = "_.-=+*#@"
+_READY = re.compile(r"^(?P<part>[^:.,]{1,30}?) (?:is |are )?(?:loaded|ready)\b")
 _CLOCK = re.compile(r"^[0-9]+(?:\.[0-9]+)? s[:,] +")
 
 
@@ -71,6 +73,9 @@ class LiveDisplay:
         self._counted_from: tuple[int, int] | None = None
         self._rewards: list[float] = []
         self._last: StepEnded | None = None
+        self._answer: Answer | None = None
+        self._usually = ""
+        self._ready: list[str] = []
         self._columns: tuple[str, ...] = ()
         self._summarized = False
         self._live: Live | None = None
@@ -91,15 +96,19 @@ class LiveDisplay:
                 self._rewards = list(event.rewards)
                 self._began -= event.elapsed_s
             case PhaseStarted():
-                self._begin(event.name, "")
+                self._begin(event.name, "", usually=event.usually)
             case Progress():
                 self._doing, self._counted_from = _CLOCK.sub("", event.text, count=1), None
+                if (ready := _READY.match(self._doing)) is not None and ready["part"] not in self._ready:
+                    self._ready.append(ready["part"])
+            case Answer():
+                self._answer = event
             case StepStarted():
                 self._begin(f"step {event.step} of {event.limit}", "sampling", counting=True)
             case StepSampled():
                 self._doing, self._counted_from = "training", None
             case EvaluationStarted():
-                self._begin(event.name, "sampling", counting=True)
+                self._begin(event.name, "waiting for the first answer")
             case StepEnded():
                 self._last = event
                 self._rewards.append(event.metrics["reward"])
@@ -142,8 +151,8 @@ class LiveDisplay:
         self._live.start()
         self._console.show_cursor(True)
 
-    def _begin(self, what: str, doing: str, *, counting: bool = False) -> None:
-        self._since = self._clock()
+    def _begin(self, what: str, doing: str, *, counting: bool = False, usually: str = "") -> None:
+        self._since, self._usually, self._ready = self._clock(), usually, []
         self._counted_from = self._counts() if counting and self._counts is not None else None
         self._what, self._doing = what, doing
 
@@ -168,6 +177,8 @@ class LiveDisplay:
         lines = self._activity(width) if self._what or self._doing else []
         if self._last is not None:
             lines += self._numbers(self._last, width)
+        if self._answer is not None:
+            lines.append(self._said(self._answer, width))
         for line in lines:
             self._shorten(line, width)
         return Text("\n").join([*lines, Text()]) if lines else Text()
@@ -191,7 +202,7 @@ class LiveDisplay:
         since = f"  {now - self._since:.0f} s"
         doing = Text(f"  {self._doing} {self._counted()}".rstrip())
         right = f"{since}, {_duration(now - self._began)} in all"
-        if first.cell_len + len(right) > width:
+        if first.cell_len + len(right) > width or int(now - self._began) == int(now - self._since):
             right = since
         beside = first.cell_len + doing.cell_len + len(right) <= width
         if beside:
@@ -200,7 +211,9 @@ class LiveDisplay:
         self._shorten(first, room)
         first.pad_right(room - first.cell_len)
         below = [doing] if self._doing and not beside else []
-        return [first.append(right, style="dim"), *below]
+        told = [f"usually {self._usually}"] if self._usually else []
+        told += [f"ready: {', '.join(self._ready)}"] if self._ready else []
+        return [first.append(right, style="dim"), *below, *([_fitting(told, width)] if told else [])]
 
     def _counted(self) -> str:
         """How many of the rollouts that were started are done."""
@@ -221,9 +234,28 @@ class LiveDisplay:
             if name in metrics
         ]
         said = [f"policy {policy(event)}"]
+        if event.summary:
+            said.append(event.summary)
         if (apart := difference(event)) != "-":
             said.append(apart if metrics.get("skipped") else f"log-prob difference {apart}")
         return [reward, _fitting(speed, width), _fitting(said, width)]
+
+    def _written(self, text: str) -> str:
+        return text if self._unicode else text.encode("ascii", "backslashreplace").decode()
+
+    def _said(self, said: Answer, width: int) -> Text:
+        """What was asked, what was said, and its reward."""
+        arrow, more = ("→", "…") if self._unicode else ("->", "..")
+        reward = f"  {said.reward:g}"
+        room = width - len(reward) - len(arrow) - 4
+        prompt, answer = (self._written(text) for text in (said.prompt or "?", said.answer or "(nothing)"))
+        answer = _cut(answer, max(room // 2, room - len(prompt)), more)
+        prompt = _cut(prompt, room - len(answer), more)
+        return Text.assemble("  ", (prompt, "dim"), f" {arrow} ", (answer, "cyan"), reward)
+
+
+def _cut(text: str, most: int, more: str) -> str:
+    return text if len(text) <= most else text[: max(most - len(more), 0)] + more
 
 
 def _fitting(parts: Sequence[str], width: int) -> Text:

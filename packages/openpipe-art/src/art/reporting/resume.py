@@ -132,7 +132,8 @@ def _lines(folder: Path) -> list[StepLine]:
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(
             f"line {len(lines) + 1} of {folder / METRICS} cannot be read: {error}. It was changed by "
-            "hand or damaged, so the run cannot be resumed: bring the file back from a copy, or start a new run"
+            "hand or damaged, so the run cannot be resumed: bring the file back from a copy, or start a "
+            "new run"
         ) from error
     return lines
 

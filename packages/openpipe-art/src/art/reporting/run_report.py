@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from art.errors import ArtError, ConfigError
+from art.reporting.answers import answer_of
 from art.reporting.displays import Display, choose_display
 from art.reporting.evaluations import evaluated, gathered
 from art.reporting.events import (
@@ -228,18 +229,20 @@ class RunReport:
         self._show(Notice(text))
 
     def progress(self, text: str) -> None:
-        """Shows what goes on right now."""
+        """Shows what goes on right now; of a text ``NAME loaded ...`` or ``NAME ready ...`` a live display
+        keeps that NAME is ready until the phase ends."""
         self._show(Progress(text))
 
     @contextlib.contextmanager
-    def phase(self, name: str, *, fetches: bool = False) -> Iterator[Phase]:
-        """A part of the run that is no step and may take long; ``fetches`` when it may download or build.
+    def phase(self, name: str, *, fetches: bool = False, usually: str = "") -> Iterator[Phase]:
+        """A part of the run that is no step and may take long; ``fetches`` when it may download or build,
+        ``usually`` says how long, for example ``15 to 30 s``.
 
         Progress meanwhile is shown; in plain output only that of phases that fetch.
         """
         phase, started = Phase(), time.monotonic()
         with self._at(name):
-            self._show(PhaseStarted(name=name, fetches=fetches))
+            self._show(PhaseStarted(name=name, fetches=fetches, usually=usually))
             try:
                 yield phase
             except BaseException as error:
@@ -283,18 +286,18 @@ class RunReport:
         items = [item for group in groups for item in group]
         if not items:
             raise ConfigError(f"step {step.number} has no rollouts; there is nothing to train on")
-        self._writer.add_trajectories(
+        lines = await step_lines(
+            groups,
             step.number,
-            await step_lines(
-                groups,
-                step.number,
-                config or TrainConfig(),
-                TokenSource(self._tokenizer, self._executor, _READ_S),
-                self._token_samples,
-            ),
+            config or TrainConfig(),
+            TokenSource(self._tokenizer, self._executor, _READ_S),
+            self._token_samples,
         )
+        self._writer.add_trajectories(step.number, lines)
         step.sampled(items, self._summary(groups) if self._summary is not None else "")
         self._show(StepSampled(step.number, step.reward))
+        if (answer := answer_of(lines[step.number % len(lines)])) is not None:
+            self._show(answer)
 
     def trained(self, result: TrainResult) -> None:
         """Finishes the step: keeps and shows its numbers.
@@ -352,7 +355,7 @@ class RunReport:
         with self._at(name):
             self._show(EvaluationStarted(name, version))
             started = time.monotonic()
-            items = await gathered(rollouts)
+            items = await gathered(rollouts, self._answer_arrived)
             if not items:
                 raise ConfigError(f"the evaluation {name!r} has no rollouts")
             done = EvaluationLine(
@@ -367,6 +370,11 @@ class RunReport:
             self._writer.add_evaluation(done, await evaluation_lines(items, self.steps_done, source))
             self._show(EvaluationEnded(done))
         return done.reward
+
+    def _answer_arrived(self, item: Rollout, done: int, count: int) -> None:
+        self._show(Progress(f"sampling: {done} of {count} answers"))
+        if (answer := answer_of(item)) is not None:
+            self._show(answer)
 
     def _show(self, event: Event) -> None:
         self._display.show(event)

@@ -149,8 +149,9 @@ async def main(
         async with runtime, backend:
             executor = runtime.rollout_executor(rollout, target_workers=ROLLOUT_WORKERS)
             report.watch(executor)
-            with report.phase("rollout workers, vLLM and trainer"):
+            with report.phase("rollout workers, vLLM and trainer", usually="15 to 30 s"):
                 await executor.start()
+                report.progress("rollout workers ready")
                 await model.register(backend)
             if not report.steps_done:
                 await evaluate(report, executor, model, settings)
