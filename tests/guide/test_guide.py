@@ -107,17 +107,17 @@ def test_it_does_what_it_says(tmp_path: Path, checker: LeftoverChecker) -> None:
     run = "art-monarch local --program train.py:main -- "
 
     # One file.
-    assert len(rewards(reader.goes_on_to(f"{run}--steps 2"))) == 2
+    assert len(rewards(reader.goes_on_to(f"{run}--folder runs/first --steps 2"))) == 2
     steps = json_lines(runs / "first" / "metrics.jsonl")
     assert [step["policy_version"] for step in steps] == [1, 2]
     assert all(step["trajectories"] == 32 and step["sampler_difference_p99"] < 1e-3 for step in steps)
 
-    # What it left.
-    assert {"generations", "metrics.jsonl", "trajectories"} <= set(reader.goes_on_to("ls runs").split())
-    assert {"logs", "run.json"} <= {path.name for path in (runs / "first").iterdir()}
-    looked = reader.goes_on_to("python look.py").splitlines()
-    assert len(looked) == 16, "four rollouts of each of four groups keep their tokens"
-    assert all(" turn 1 v0: " in line for line in looked)
+    # Started in the wrong way, or on with what is not named, it says what to write.
+    wrong = subprocess.run(
+        [sys.executable, "train.py"], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert wrong.returncode == 1
+    assert wrong.stderr == "start it with: art-monarch local --program train.py:main\n"
 
     # Prompts and reward of one's own; a stop, and on it goes; it learns, also what it is not trained on.
     begun_with = reader.goes_on_to(f"{run}--folder runs/words")
@@ -131,6 +131,13 @@ def test_it_does_what_it_says(tmp_path: Path, checker: LeftoverChecker) -> None:
     assert float(after) > float(before)
     assert taken[0]["reward"] < 0.7
     assert sum(step["reward"] for step in taken[-3:]) / 3 > 0.85
+
+    # What it left.
+    assert {"generations", "metrics.jsonl", "trajectories"} <= set(reader.goes_on_to("ls runs").split())
+    assert {"logs", "run.json"} <= {path.name for path in (runs / "first").iterdir()}
+    looked = reader.goes_on_to("python look.py").splitlines()
+    assert len(looked) == 16, "four rollouts of each of four groups keep their tokens"
+    assert all(" turn 1 v0: " in line for line in looked)
 
     # A second turn.
     reader.goes_on_to(f"{run}--folder runs/two-turns")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 PROGRAM = """
-import asyncio, json
+import asyncio, json, sys
 import art
 from art.distributed import ArtLaunchContext, ArtRuntime, compile_topology
 
@@ -49,6 +49,12 @@ async def rollout(model: art.TrainableModel, scenario: str, _config: None) -> ar
         return 3
     if scenario == "use of a coroutine":
         return judge("x").choices  # line of use of a coroutine
+    if scenario == "exit":
+        sys.exit(3)  # line of exit
+    if scenario == "cancellation":
+        raise asyncio.CancelledError  # line of cancellation
+    if scenario == "nothing":
+        return
     raise KeyError(scenario)
 
 
@@ -62,10 +68,11 @@ async def main(launch: ArtLaunchContext) -> None:
                 (await executor.submit(rollout, model, scenario, None)).raise_for_error()
             except art.RolloutFailed as error:
                 print("SAID", json.dumps([scenario, str(error)]), flush=True)
-        try:
-            await executor.run(None, rollout, model, "coroutine", None)
-        except art.RolloutFailed as error:
-            print("SAID", json.dumps(["run", str(error)]), flush=True)
+        for scenario in ("coroutine", "nothing"):
+            try:
+                await executor.run(None, rollout, model, scenario, None)
+            except art.RolloutFailed as error:
+                print("SAID", json.dumps([f"run {scenario}", str(error)]), flush=True)
         LAST
 """
 
@@ -75,6 +82,8 @@ IN_USER_CODE = {  # scenario: what its message holds; the line is that of the mi
     "none": r"reward is None.*Begin with reward=0\.0",
     "later": "reward is inf",
     "reward of a coroutine": r"reward is a coroutine of judge\(\.\.\.\).*did you forget `await`",
+    "exit": r"SystemExit: the rollout called sys\.exit\(3\)",
+    "cancellation": r"nobody cancelled the rollout itself",
     "use of a coroutine": r"'coroutine' object has no attribute 'choices'(.|\n)*did you forget `await`\?$",
 }
 AFTER_IT = {  # found out when the function has returned: no frame of the user's is left
@@ -84,6 +93,7 @@ AFTER_IT = {  # found out when the function has returned: no frame of the user's
 RETURNED = {
     "coroutine": r"returned a coroutine of made\(\.\.\.\).*forget `await`\?.*Write `return await \.\.\.`",
     "number": r"returned the int 3; expected an art\.Trajectory\. Write `return art\.Trajectory",
+    "nothing": r"returned None; expected an art\.Trajectory\. Write `return art\.Trajectory",
 }
 
 
@@ -107,7 +117,8 @@ def test_each_mistake_in_a_rollout_names_its_line_and_the_remedy(launch: Callabl
     launched = launch(PROGRAM.replace("SCENARIOS", repr(scenarios)).replace("LAST", "pass"))
     assert launched.wait(90) == 0, launched.errors
     texts = said(launched)
-    assert set(texts) == {*scenarios, "run"}
+    assert set(texts) == {*scenarios, "run coroutine", "run nothing"}
+    assert "never awaited" not in launched.errors + launched.output
     definition = PROGRAM.splitlines().index(
         "async def rollout(model: art.TrainableModel, scenario: str, _config: None) -> art.Trajectory:"
     )
@@ -126,7 +137,8 @@ def test_each_mistake_in_a_rollout_names_its_line_and_the_remedy(launch: Callabl
         assert f"program.py:{line_of(scenario)}, in rollout)" in text, text
         assert "Traceback" not in text
         assert "\n" not in text
-    for scenario, words in {**RETURNED, "run": RETURNED["coroutine"]}.items():
+    by_run = {f"run {scenario}": RETURNED[scenario] for scenario in ("coroutine", "nothing")}
+    for scenario, words in {**RETURNED, **by_run}.items():
         text = texts[scenario]
         assert re.search(words, text), text
         assert f"rollout ({launched.folder.parent}/program.py:{definition + 1}) returned" in text, text

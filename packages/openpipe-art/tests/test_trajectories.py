@@ -14,7 +14,12 @@ import art
 from art.awaiting import must_be_awaited
 from art.distributed import ActorDied, CallableError, PartFailed
 from art.errors import ArtError, GatherError
-from art.trajectories import gathering_group_id
+from art.trajectories import (
+    checked_rollout,
+    expecting_trajectories,
+    gathering_group_id,
+    trajectories_expected,
+)
 from art_dataplane import RolloutError
 
 
@@ -382,3 +387,31 @@ async def test_after_each_replaces_or_drops_a_group() -> None:
     groups = [art.TrajectoryGroup([trajectory(reward)]) for reward in (0.0, 1.0)]
     kept = await art.gather_trajectory_groups(groups, after_each=keep_good)
     assert [group.trajectories[0].reward for group in kept] == [1.0]
+
+
+async def test_tasks_of_an_evaluation_or_a_group_expect_trajectories() -> None:
+    async def asked() -> bool:
+        return trajectories_expected()
+
+    found: list[bool] = []
+
+    async def rollout() -> art.Trajectory:
+        found.append(await asked())
+        return trajectory()
+
+    with expecting_trajectories():
+        task = asyncio.ensure_future(asked())
+    assert await task
+    assert not await asked()
+    await art.TrajectoryGroup([rollout()])
+    assert found == [True]
+
+
+@pytest.mark.parametrize("value", [None, 0.5, ["a"]])
+def test_what_is_no_rollout_is_told(value: object) -> None:
+    made = trajectory()
+    assert checked_rollout(made, "a rollout") is made
+    with pytest.raises(
+        art.TrajectoryError, match=r"a rollout of mine returned .*Write `return art\.Trajectory"
+    ):
+        checked_rollout(value, "a rollout of mine")
