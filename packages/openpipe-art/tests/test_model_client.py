@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import art
-from art.model_client import UnknownModelError, UnlimitedAnswerWarning, check_request
+from art.errors import UnlimitedAnswerWarning
+from art.model_client import UnknownModelError, check_request
 
 ANSWER = {
     "id": "x",

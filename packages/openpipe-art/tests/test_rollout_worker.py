@@ -15,6 +15,7 @@ from art.distributed import user_values
 from art.distributed.callables import InstalledAsyncCallable
 from art.distributed.rollout_worker import RolloutRequest, RolloutValue, RolloutWorker, RolloutWorkerSpec
 from art.distributed.service import Call, Raised, ServiceHost, encode
+from art.errors import UnlimitedAnswerWarning
 
 SOURCE = """
 import asyncio
@@ -73,9 +74,9 @@ def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop("rollouts_of_a_user", None)
 
 
-def worker_of(name: str, function: str) -> RolloutWorker:
+def worker_of(name: str, function: str, *, warns: bool = True) -> RolloutWorker:
     reference = InstalledAsyncCallable.from_callable(getattr(importlib.import_module(name), function))
-    return RolloutWorker(RolloutWorkerSpec(owner="w", run_id="r", function=reference))
+    return RolloutWorker(RolloutWorkerSpec(owner="w", run_id="r", function=reference, warns=warns))
 
 
 def request(scenario: object, *, must_be_trajectory: bool = False) -> RolloutRequest:
@@ -190,3 +191,12 @@ async def test_an_error_whose_text_holds_half_a_character_can_be_sent() -> None:
     reply = raised(ValueError("a\ud800"))
     assert reply.message == "a\\ud800"
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=Raised) == reply
+
+
+@pytest.mark.parametrize("warns", [True, False])
+def test_one_worker_alone_warns_of_what_is_alike_in_all(name: str, warns: bool) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        worker_of(name, "anything", warns=warns)
+        warnings.warn("x", UnlimitedAnswerWarning, stacklevel=1)
+    assert len(told) == int(warns)

@@ -43,6 +43,10 @@ class RecordError(ArtError):
     """A trajectory cannot be turned into a training record."""
 
 
+class UnlimitedAnswerWarning(UserWarning):
+    """A request set no bound on the length of its answer."""
+
+
 class RolloutFailed(ArtError):  # noqa: N818 - it names what happened to the rollout
     """User code in a rollout raised.
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 from openai import APIStatusError, NotFoundError
 
 from art.checks.served_client import ServedClient
-from art.errors import ArtError, SettingError
+from art.errors import ArtError, SettingError, UnlimitedAnswerWarning
 from art.messages import content_missing
 from art.user_code import shown, user_line, with_place
 
@@ -20,10 +20,6 @@ _CHAT = "/chat/completions"
 
 _told: set[tuple[str, int]] = set()
 """The lines that were told; what the warnings module remembers is forgotten when filters change."""
-
-
-class UnlimitedAnswerWarning(UserWarning):
-    """A request set no bound on the length of its answer."""
 
 
 class UnknownModelError(ArtError, NotFoundError):

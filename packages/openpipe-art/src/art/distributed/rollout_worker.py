@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import time
 import uuid
+import warnings
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from art.distributed import user_values
 from art.distributed.callables import AsyncFunction, InstalledAsyncCallable
 from art.distributed.service import Raised, raised, sendable
 from art.distributed.user_traceback import close_unawaited, last_user_line, rollout_traceback
-from art.errors import RecordError
+from art.errors import RecordError, UnlimitedAnswerWarning
 from art.model import TrainableModel
 from art.records import check_texts, set_policy_versions, trajectory_record
 from art.trajectories import Trajectory, TrajectoryHandle, not_a_trajectory
@@ -51,6 +52,7 @@ class RolloutWorkerSpec(msgspec.Struct, frozen=True):
         function: what it runs.
         max_records, max_bytes: bounds of its store; a rollout that ends when it is full waits for room.
         max_segment_bytes: bound of the segments through which records are fetched.
+        warns: whether it warns of what is alike in all workers, requests without ``max_tokens``; one does.
     """
 
     owner: str
@@ -59,6 +61,7 @@ class RolloutWorkerSpec(msgspec.Struct, frozen=True):
     max_records: int = 65_536
     max_bytes: int = 1 << 30
     max_segment_bytes: int = 1 << 30
+    warns: bool = True
 
 
 class RolloutRequest(msgspec.Struct, frozen=True):
@@ -94,6 +97,8 @@ class RolloutWorker:
         self._segments = ShmSegmentStore(spec.run_id, spec.max_segment_bytes)
         self._store = TrajectoryStore(spec.owner, spec.max_records, spec.max_bytes, segments=self._segments)
         self._models: dict[bytes, TrainableModel] = {}
+        if not spec.warns:
+            warnings.simplefilter("ignore", UnlimitedAnswerWarning)
 
     async def run(self, request: RolloutRequest) -> RolloutReply:
         """Runs one rollout and returns its value; a trajectory says which policy versions it is of."""

@@ -274,7 +274,12 @@ class RolloutExecutor:
 
     async def _spawn(self, worker: int) -> ActorHandle:
         name = f"rollout worker {worker}"
-        spec = RolloutWorkerSpec(owner=name, run_id=self._runtime.run_id, function=self.function)
+        spec = RolloutWorkerSpec(
+            owner=name,
+            run_id=self._runtime.run_id,
+            function=self.function,
+            warns=worker == min(self._workers),
+        )
         return await self._runtime.spawn_actor(
             name, RolloutWorker, spec, host=self._places[worker], env=self._env
         )
