@@ -239,6 +239,8 @@ async def test_a_member_that_cannot_start_says_why_and_leaves_nothing(
     with pytest.raises(MemberError, match=r"API server \(pid \d+\) while starting: exit status 1") as caught:
         await ModelService.start(make_spec(model_path=str(tmp_path)), launcher, log_folder=tmp_path)
     assert "unheard_of" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert str(caught.value).endswith(".log)")
     assert not list(temporary.iterdir())
 
 
@@ -267,3 +269,7 @@ async def test_what_this_version_cannot_serve_is_refused(environment, make_spec,
     gpu = (ModelServiceMemberSpec(placement=GpuPlacement(host_id="here", gpus=(0,))),)
     with pytest.raises(ServingError, match="a GPU placement"):
         await ModelService.start(make_spec(members=gpu), LocalLauncher(environment), log_folder=tmp_path)
+    with pytest.raises(ServingError, match="temporal_sharing"):
+        await ModelService.start(
+            make_spec(temporal_sharing=True), LocalLauncher(environment), log_folder=tmp_path
+        )

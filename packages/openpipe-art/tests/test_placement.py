@@ -1,8 +1,9 @@
 """What the topology leaves out is placed and compiled before anything starts."""
 
+import msgspec
 import pytest
 
-from art.distributed.placement import place
+from art.distributed.placement import _completed, place
 from art.errors import ConfigError
 from art_topology import (
     CpuPlacement,
@@ -95,3 +96,23 @@ def test_half_a_topology_is_refused():
 def test_more_ranks_than_this_version_runs_are_refused():
     with pytest.raises((ConfigError, TopologyError), match="2"):
         placed(compile_topology(cluster=local_cluster(cpu_slots=4)), parallel=MegatronTopologyConfig(tp=2))
+
+
+@pytest.mark.parametrize("skypilot", [False, True])
+def test_nothing_of_the_cluster_is_lost_when_it_is_completed(skypilot):
+    (host,) = local_cluster(cpu_slots=2).hosts
+    cluster = msgspec.structs.replace(
+        local_cluster(cpu_slots=2),
+        hosts=(msgspec.structs.replace(host, gpus=(0,), gpu_model="H200", reserved_ports=(5001,)),),
+        startup_timeout_s=17.0,
+        rpc_timeout_s=3.0,
+        worker_port=22333,
+        skypilot=skypilot,
+    )
+    before = compile_topology(cluster=cluster)
+    trainer = TrainerMeshSpec(placements=(HERE,))
+    after = _completed(before, trainer, service())
+    asked = compile_topology(cluster=cluster, trainer=trainer, services=(service(),))
+    assert after == asked
+    assert after.hosts[0].gpu_model == "H200"
+    assert after.worker_ports == ((22333, 22334) if skypilot else (22333,))

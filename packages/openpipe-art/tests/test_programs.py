@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import art
 from art.checks.packages import install_command
+from art.distributed.errors import RemoteError
+from art.distributed.monarch_cli import error_texts
 from art.distributed.programs import Program, parse_program
 
 GOOD = "async def main(launch):\n    pass\n"
@@ -123,3 +126,91 @@ def test_the_users_line_is_shown_and_not_that_of_art(tmp_path: Path) -> None:
         "art-monarch: rates cannot be imported: SettingError: learning_rate is -1; it must be a number above "
         f"0 and at most 1, for example learning_rate=0.0005 ({tmp_path}/rates.py:5, in config)\n"
     )
+
+
+def test_a_module_of_the_standard_library_beside_the_script_is_told_to_be_renamed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import random\n\nrandom.Random\n" + GOOD)
+    (tmp_path / "random.py").write_text("")
+    result = art_monarch("local", "--program", "train.py:main", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "would be imported in place of Python's own module random" in result.stderr
+    assert "rename random.py" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    assert art_monarch("--version", cwd=tmp_path).stdout == f"art-monarch {art.__version__}\n"
+
+
+def test_a_slip_of_the_pen_says_what_was_meant(tmp_path: Path) -> None:
+    assert "(did you mean local?)" in art_monarch("locl", cwd=tmp_path).stderr
+    assert (
+        "(did you mean --port?)"
+        in art_monarch("local", "--program", "a.py:main", "--prot", "1", cwd=tmp_path).stderr
+    )
+
+
+PRINTS = "async def main(launch):\n    print('x' * 100_000, flush=True)\n"
+
+
+@pytest.mark.parametrize(("source", "arguments"), [(GOOD, ["--help"]), (PRINTS, [])])
+def test_output_that_cannot_be_written_is_one_line(
+    tmp_path: Path, source: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ART_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "train.py").write_text(source)
+    command = [sys.executable, "-P", "-m", "art.distributed.monarch_cli", "local"]
+    command += ["--program", "train.py:main", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60
+        )
+    said = "art-monarch: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_start_that_takes_too_long_names_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ART_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "train.py").write_text(GOOD)
+    result = art_monarch("local", "--program", "train.py:main", "--startup-timeout", "0.01", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "within the 0.01 s of startup_timeout_s (art-monarch's --startup-timeout)" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("limit", [8, 16, 31, 64, 127])
+def test_too_few_open_files_are_one_line(tmp_path: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ART_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "train.py").write_text(GOOD)
+    done = subprocess.run(
+        [
+            *("bash", "-c", f'ulimit -n {limit}; exec "$0" "$@"', sys.executable, "-P", "-m"),
+            *("art.distributed.monarch_cli", "local", "--program", "train.py:main"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "ulimit -n 1024" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_error_of_art_in_another_process_is_its_message() -> None:
+    died = RemoteError("service", "start", "art_serving.errors.MemberError", "it died: why", "Traceback ...")
+    assert error_texts(died) == ["it died: why"]
+    other = RemoteError("service", "start", "builtins.KeyError", "'x'", "Traceback ...")
+    assert "Traceback" in error_texts(other)[0]

@@ -1,5 +1,6 @@
 """Room for what must be fetched, in both caches; nothing is fetched and nothing is made by looking."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,31 @@ def test_the_demos_model_is_found_where_the_demo_puts_it(caches):
 def test_vllm_runs_on_this_python(version, state, monkeypatch):
     monkeypatch.setattr(cache.machine, "python_version", lambda: version)
     assert cache.runtime_python_check().state is state
+
+
+@pytest.mark.parametrize("variable", ["ART_CACHE_DIR", "HOME"])
+def test_a_relative_cache_is_below_the_current_folder(tmp_path, monkeypatch, variable):
+    from art.checks.places import make_absolute
+    from art_serving import default_cache_root
+
+    monkeypatch.delenv("ART_CACHE_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable, "some/folder")
+    below = tmp_path / "some" / "folder"
+    wanted = below if variable == "ART_CACHE_DIR" else below / ".cache" / "art"
+    assert cache.cache_folder() == wanted
+    assert default_cache_root() == wanted
+    assert make_absolute() is None
+    assert os.environ[variable] == str(below)
+    monkeypatch.chdir("/")
+    assert cache.cache_folder() == wanted
+
+
+def test_a_home_folder_is_written_as_a_tilde(tmp_path, monkeypatch):
+    from art.checks.places import make_absolute
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ART_CACHE_DIR", "~/cache")
+    monkeypatch.setenv("ART_STATE_DIR", "~nobody-of-this-name/x")
+    assert "ART_STATE_DIR='~nobody-of-this-name/x'" in str(make_absolute())
+    assert os.environ["ART_CACHE_DIR"] == str(tmp_path / "cache")

@@ -310,3 +310,49 @@ def test_importing_the_checks_is_cheap(tmp_path):
         print(sorted(heavy & (set(sys.modules) - before)))
         """
     assert base_install(code, tmp_path).stdout == "[]\n"
+
+
+def test_a_name_on_a_hub_is_told_how_to_become_a_folder():
+    told = [check.line() for check in failures(demo_checks(model=Path("gpt2")))]
+    assert len([line for line in told if "gpt2" in line]) == 1
+    assert any("Names on a hub are not fetched: `uvx" in line for line in told)
+
+
+def damaged_weights(folder):
+    file = next(folder.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def damaged_config(folder):
+    (folder / "config.json").write_text("{")
+
+
+def config_without_width(folder):
+    config = json.loads((folder / "config.json").read_text())
+    del config["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def another_family(folder):
+    (folder / "config.json").write_text(
+        json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 8})
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        (damaged_weights, "base_model"),
+        (damaged_config, "base_model"),
+        (config_without_width, "base_model"),
+        (another_family, "model family"),
+    ],
+)
+def test_a_damaged_model_is_told_once(model_folder, damage, name):
+    folder = model_folder()
+    damage(folder)
+    of_model = [check for check in failures(demo_checks(model=folder)) if str(folder) in check.found]
+    of_model += [
+        check for check in failures(demo_checks(model=folder)) if "this version trains" in check.found
+    ]
+    assert [check.name for check in of_model] == [name]

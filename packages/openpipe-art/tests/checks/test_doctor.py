@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from art import cli
 from art.checks import State, cache, doctor, machine, network
 from art.checks.cache import Fetched
 from art.checks.stale import Removal, StaleEntry
@@ -195,3 +196,12 @@ def test_without_uv_the_network_cannot_be_asked(monkeypatch):
 def test_no_host_is_named_in_the_code():
     sources = [path.read_text() for path in Path(cache.__file__).parent.glob("*.py")]
     assert not any("://" in source for source in sources)
+
+
+@pytest.mark.parametrize("beside", [["--network"], ["--run-dir", "x"]])
+def test_removing_from_the_cache_goes_with_no_other_question(beside, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "prune", lambda: pytest.fail("removed"))
+    with pytest.raises(SystemExit) as leave:
+        cli.run(["doctor", "--prune-cache", *beside])
+    assert leave.value.code == 2
+    assert f"--prune-cache only removes; not with {beside[0]}: run" in capsys.readouterr().err

@@ -1,10 +1,12 @@
 """Folders, sockets and limits that cannot do are refused with the next step; nothing is made by looking."""
 
+import errno
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -194,3 +196,72 @@ def test_another_system_is_refused_with_the_way_out(monkeypatch):
     check = hosts.system_check()
     assert check.state is State.FAILURE
     assert "Linux container" in check.remedy
+
+
+def test_so_few_open_files_that_a_start_fails_are_refused(monkeypatch):
+    monkeypatch.setattr(machine, "process_limit", lambda name: hosts.LEAST_OPEN_FILES - 1)
+    assert hosts.open_files_check().state is State.FAILURE
+    monkeypatch.setattr(machine, "process_limit", lambda name: hosts.LEAST_OPEN_FILES)
+    assert hosts.open_files_check().state is State.WARNING
+
+
+@pytest.mark.parametrize(("left", "state"), [(20, State.FAILURE), (200, State.WARNING), (2000, State.OK)])
+def test_threads_that_are_left_to_the_user(monkeypatch, left, state):
+    monkeypatch.setattr(machine, "threads_of_user", lambda: 30)
+    monkeypatch.setattr(machine, "process_limit", lambda name: 30 + left)
+    monkeypatch.setattr(machine, "bound_by_process_limit", lambda: True)
+    check = hosts.threads_check()
+    assert check.state is state
+    assert check.found == f"{left} left of {30 + left} for this user's processes"
+    monkeypatch.setattr(machine, "bound_by_process_limit", lambda: False)
+    assert hosts.threads_check().state is State.OK
+
+
+def test_threads_are_counted_as_the_kernel_counts_them():
+    ready, go = threading.Barrier(4), threading.Event()
+
+    def wait():
+        ready.wait(10)
+        go.wait(10)
+
+    before = int(Path("/proc/self/status").read_text().split("Threads:")[1].split()[0])
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    ready.wait(10)
+    assert machine.threads_of_user() >= before + 3
+    go.set()
+    for thread in threads:
+        thread.join(10)
+
+
+def test_loopback_is_connected_to(monkeypatch):
+    assert machine.connection_problem() is None
+
+    def unreachable(self, address):
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    monkeypatch.setattr(socket.socket, "connect", unreachable)
+    check = hosts.loopback_check()
+    assert check.state is State.FAILURE
+    assert check.found == "127.0.0.1 cannot be connected to (Network is unreachable)"
+    assert check.remedy.startswith("bring the interface up: ip link set lo up")
+
+
+def test_a_loopback_that_does_not_answer_is_told_in_time(monkeypatch):
+    def silent(self, address):
+        raise TimeoutError
+
+    monkeypatch.setattr(socket.socket, "connect", silent)
+    assert machine.connection_problem(0.5) == "does not answer within 0.5 s"
+
+
+@pytest.mark.parametrize("name", ["absent", "file", "relative"])
+def test_a_tmpdir_that_python_passes_over_is_refused(tmp_path, monkeypatch, name):
+    (tmp_path / "file").write_text("")
+    named = name if name == "relative" else str(tmp_path / name)
+    monkeypatch.setenv("TMPDIR", named)
+    check = hosts.temporary_folder_check()
+    assert check.state is State.FAILURE
+    assert check.found.startswith(f"TMPDIR={named} ")
+    assert check.remedy.startswith(f"make it: mkdir -p {named}" if name == "absent" else "set TMPDIR to")

@@ -87,7 +87,8 @@ def _model_checks(model: Path, folder: Path) -> list[Check]:
     )
     checks = [check for check in training_checks(plan) if check.name not in ("run folder", "disk of the run")]
     told = [_for_the_demo(check) for check in checks]
-    if any(check.name == "base_model" and check.state is State.FAILURE for check in told):
+    unread = ("base_model", "model family")
+    if any(check.name in unread and check.state is State.FAILURE for check in told):
         return told  # the prompts would be counted by the same files
     return [*told, _prompts_check(model)]
 

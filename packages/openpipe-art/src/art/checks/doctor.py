@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, stream: TextIO | None = None) -> int:
         beside = [name for name, there in given.items() if there]
         if beside:
             options.parser.error(
-                f"--prune-cache only removes; it does not go with {' and '.join(beside)}: run art doctor twice"
+                f"--prune-cache only removes; not with {' and '.join(beside)}: run art doctor twice"
             )
         return _prune(out, as_json=options.json)
     diagnosis = diagnose(options.run_dir, [package_index_check()] if options.network else [])

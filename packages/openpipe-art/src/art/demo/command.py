@@ -72,10 +72,10 @@ stopping and going on
   Standard output holds one JSON object per line and nothing else. "event"
   names its kind: start, phase_started, phase, progress, notice, step_started,
   step_sampled, answer (one to look at), step (with "metrics"),
-  evaluation_started, evaluation (with "line"), stopping, end of a run that was started (with "reason", "steps",
-  "reward", "run_folder" and "report"), and error, the last line when something
-  failed (with "kind" and "message"). The module art.reporting.events has every
-  field.
+  evaluation_started, evaluation (with "line"), stopping, end of a run that was
+  started (with "reason", "steps", "reward", "run_folder" and "report"), and
+  error, the last line when something failed (with "kind" and "message"). The
+  module art.reporting.events has every field.
 
 exit status
   0 when the run came to its end, 1 after an error, 2 for wrong arguments,

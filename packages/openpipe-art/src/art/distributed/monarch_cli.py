@@ -8,6 +8,7 @@ signal's number.
 import argparse
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -31,6 +32,7 @@ from art_topology import TopologyError
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LEAVE_S = 7.0
 _USAGE_ERROR = 2
+_WRITE_ERRORS = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EFBIG, errno.EDQUOT)
 _FAILURE = 1
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 
@@ -147,8 +149,10 @@ def _run_program(program: Program, function: Main, options: argparse.Namespace, 
         if getattr(error, "closed", False) and type(error).__name__ == "DisplayError":
             sys.stderr.write("art-monarch: nobody reads the output any more, so the program was stopped\n")
             return _BROKEN_PIPE
-        if isinstance(error, OSError) and error.filename is None:
-            sys.stdout.flush()  # what could not be written raises again, and is told as such
+        if isinstance(error, OSError) and error.filename is None and error.errno in _WRITE_ERRORS:
+            # Was it the output, or a file or socket of the program's own? The former raises again, and is
+            # told as what it is.
+            print(flush=True)
         _report(error)
         return _FAILURE
     return 0
