@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import io
+import json
 import os
 import re
 import signal
@@ -432,3 +434,29 @@ async def test_a_deadline_that_passes_is_no_stop(make_report, stream) -> None:
                 await asyncio.sleep(60)
         await asyncio.sleep(0.5)  # longer than a stop takes to be told
     assert "stopping" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        ArtError("snapshots could not be kept: durability: [Errno 28] No space left on device"),
+    ],
+)
+async def test_a_full_disk_is_told_with_what_to_do(make_report, make_group, stream, error: Exception) -> None:
+    await ended(make_report(resume_command="art demo --resume"), make_group, 1, error)
+    said = stream.getvalue()
+    assert "the run can be resumed once there is room again" in said
+    assert said.index("once there is room") < said.index("go on with: art demo --resume")
+
+
+async def test_the_time_of_a_run_is_kept_when_it_ends_and_goes_on_from_there(make_report, make_group) -> None:
+    folder = await ended(make_report(), make_group, 1, KeyboardInterrupt())
+    took = read_run(folder).elapsed_s
+    assert took is not None
+    assert took >= read_steps(folder)[-1]["elapsed_s"]
+    run = folder / "run.json"
+    run.write_text(json.dumps(json.loads(run.read_text()) | {"elapsed_s": took + 100}))
+    await ended(make_report(resume=True), make_group, 1, KeyboardInterrupt())
+    assert read_steps(folder)[-1]["elapsed_s"] >= took + 100
+    assert (read_run(folder).elapsed_s or 0) >= took + 100

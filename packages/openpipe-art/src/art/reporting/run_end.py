@@ -5,6 +5,8 @@ here hides what ended the run.
 """
 
 import asyncio
+import errno
+import os
 import shlex
 import statistics
 
@@ -17,11 +19,14 @@ from art.reporting.output import DisplayError
 from art.reporting.run_folder import Stop
 from art.reporting.run_state import kept_steps
 from art.reporting.run_writer import RunFolderError, RunWriter
+from art.user_code import chain
 
 WINDOW = 5
 """Steps that the recent reward is the mean of."""
 
 _MESSAGE_CHARACTERS = 8000
+_ONCE_THERE_IS_ROOM = "what is finished is kept, and the run can be resumed once there is room again"
+_NO_ROOM = {errno.ENOSPC: os.strerror(errno.ENOSPC), errno.EDQUOT: os.strerror(errno.EDQUOT)}
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,11 +53,13 @@ def end_run(writer: RunWriter, display: Display, ending: Ending) -> None:
     stop = stop_of(ending.error, ending.doing) if ending.error is not None else None
     try:
         try:
-            writer.set_end(stop)
+            writer.set_end(stop, ending.duration_s)
         except RunFolderError as error:
             if ending.error is None:
                 raise
             display.show(Notice(f"how the run ended was not written: {error}"))
+        if is_disk_full(ending.error):
+            display.show(Notice(f"there is no room left where {writer.folder} is; {_ONCE_THERE_IS_ROOM}"))
         display.show(_last_event(writer, display, stop, ending))
     except DisplayError:
         if ending.error is None:
@@ -72,6 +79,14 @@ def stop_of(error: BaseException, doing: str) -> Stop:
             return Stop(reason="interrupted", doing=doing, message=message if error.left_behind else "")
         error = error.__context__
     return Stop(reason="failed", doing=doing, kind=type(error).__name__, message=message)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether it, or what led to it in whatever process, is that there is no room on a disk."""
+    return any(
+        getattr(link, "errno", None) in _NO_ROOM or any(text in str(link) for text in _NO_ROOM.values())
+        for link in (chain(error) if error is not None else ())
+    )
 
 
 def was_stopped(error: BaseException | None) -> bool:

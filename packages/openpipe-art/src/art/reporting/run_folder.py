@@ -67,6 +67,7 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
         stop: how it ended otherwise. A run with neither goes on, or its process was killed;
             :func:`art.reporting.read_state` tells which.
         resume_command: goes on with the run when the folder's name is put behind it; empty without one.
+        elapsed_s: the whole time of the run when it ended, as in :data:`StepLine`.
         durable_version: the newest policy that was on disk when the run ended or was resumed; None without.
 
     ``model`` and what follows from it are empty until the base model is there.
@@ -83,6 +84,7 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
     stop: Stop | None = None
     resume_command: str = ""
     durable_version: int | None = None
+    elapsed_s: float | None = None
 
 
 type StepLine = dict[str, float]

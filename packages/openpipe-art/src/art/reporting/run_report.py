@@ -139,7 +139,7 @@ class RunReport:
             raise
         self._opened = writer
         self._started = time.monotonic()
-        self._before_s = writer.steps[-1]["elapsed_s"] if writer.steps else 0.0
+        self._before_s = writer.elapsed_s
         try:
             self._show(
                 RunStarted(

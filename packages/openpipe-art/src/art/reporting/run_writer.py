@@ -166,14 +166,21 @@ class RunWriter:
         with _writing(self.folder):
             self._write_description()
 
-    def set_end(self, stop: Stop | None) -> None:
-        """The program came to its end, or was stopped before."""
+    @property
+    def elapsed_s(self) -> float:
+        """The time that the run took up to where it goes on, in seconds; what was rolled back is in it."""
+        last = self.steps[-1]["elapsed_s"] if self.steps else 0.0
+        return max(last, self.description.elapsed_s or 0.0)
+
+    def set_end(self, stop: Stop | None, elapsed_s: float | None = None) -> None:
+        """The program came to its end, or was stopped before; all of it took ``elapsed_s`` seconds."""
         with _writing(self.folder):
             self.description = msgspec.structs.replace(
                 self.description,
                 finished=stop is None,
                 stop=stop,
                 durable_version=seen_durable(self.folder),
+                elapsed_s=elapsed_s if elapsed_s is not None else self.description.elapsed_s,
             )
             self._write_description()
 

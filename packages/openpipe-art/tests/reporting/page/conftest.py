@@ -161,10 +161,17 @@ class FolderMaker:
             "tokens_per_s": noise(60, 110),
             "rollout_s": tokens / 90 + noise(0.5, 1.0),
             "logical_tokens": 45.0 * len(lines) + tokens,
+            "loss_entries": tokens,
             "physical_tokens": 45.0 * 4 + tokens / 3,
         }
         if skipped:
-            return known | {"skipped": 1.0, "train_s": 0.01, "logical_tokens": 0.0, "physical_tokens": 0.0}
+            return known | {
+                "skipped": 1.0,
+                "train_s": 0.01,
+                "loss_entries": 0.0,
+                "logical_tokens": 0.0,
+                "physical_tokens": 0.0,
+            }
         forward = known["physical_tokens"] / 180 * noise(0.9, 1.1)
         return known | {
             "skipped": 0.0,

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from art.errors import ArtError
-from art.reporting.page import PageError, write_report
+from art.reporting.page import PageError, figures, write_report
 from art.reporting.run_folder import (
     EVALUATIONS,
     METRICS,
@@ -123,7 +123,7 @@ def test_the_page_loads_nothing_and_forbids_itself_to(run_of: Callable[..., Path
 def test_no_script_writes_html_or_asks_the_network() -> None:
     folder = resources.files("art.reporting.page") / "assets"
     scripts = [item for item in folder.iterdir() if item.name.endswith(".js")]
-    assert len(scripts) == 6
+    assert len(scripts) == 7
     forbidden = re.compile(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(|fetch\(|XMLHttp|import\b"
     )
@@ -383,3 +383,38 @@ def test_how_a_run_ended_is_text(maker: Any, hostile: str) -> None:
     assert len(page.scripts()) == 2
     assert "Failed in step 1" in page.all_text()
     assert "No step is on disk to go on from" in page.all_text()
+
+
+def test_the_time_of_the_parts_is_never_more_than_that_of_the_run(maker: Any) -> None:
+    folder = maker.run(6)
+    steps = lines(folder / METRICS)
+    parts = sum(line["duration_s"] for name in (PHASES, EVALUATIONS) for line in lines(folder / name))
+    parts += sum(step["rollout_s"] + step["train_s"] for step in steps)
+    data = page_of(folder).data()
+    assert data["whole_s"] == pytest.approx(max(parts, steps[-1]["elapsed_s"]))
+    maker.describe(elapsed_s=parts + 12.5)  # as a run says at its end
+    page = page_of(folder)
+    assert page.data()["whole_s"] == pytest.approx(parts + 12.5)
+    assert figures.duration(parts + 12.5) in page.all_text()
+
+
+def test_sampled_tokens_and_those_with_prompts_are_told_apart(run_of: Callable[..., Path]) -> None:
+    folder = run_of(12)
+    steps = lines(folder / METRICS)
+    sampled = sum(step["loss_entries"] for step in steps)
+    text = page_of(folder).all_text()
+    assert f"Sampled tokens trained on {sampled:,.0f}" in " ".join(text.split())
+    assert "with their prompts" in text
+
+
+def test_few_rewards_are_counted_and_many_are_not(maker: Any, tmp_path: Path) -> None:
+    folder = maker.run(4)
+    shares = page_of(folder).data()["shares"]
+    written = [lines(step_file(folder, step)) for step in range(1, 5)]
+    assert shares["rewards"] == sorted({line["reward"] for step in written for line in step})
+    for reward, found in zip(shares["rewards"], shares["shares"], strict=True):
+        assert found == [sum(line["reward"] == reward for line in step) / len(step) for step in written]
+    path = step_file(folder, 2)
+    changed = [line | {"reward": 0.01 * index} for index, line in enumerate(lines(path))]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in changed))
+    assert page_of(folder).data()["shares"] is None

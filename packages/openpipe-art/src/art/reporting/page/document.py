@@ -17,14 +17,14 @@ from typing import Any
 
 import msgspec
 
-from art.reporting.page.figures import Figure, day, key_figures
+from art.reporting.page.figures import Figure, day, key_figures, whole_time
 from art.reporting.page.load import TRAINING, PageError, Run, load_run
 from art.reporting.page.samples import Samples, choose_samples
 from art.reporting.run_folder import REPORT
 from art.reporting.run_state import RunState, advice, headline, in_short, unfinished_text
 
 _STYLES = ("page.css",)
-_SCRIPTS = ("format.js", "plot.js", "plots.js", "tokens.js", "trajectories.js", "page.js")
+_SCRIPTS = ("format.js", "plot.js", "plots.js", "tokens.js", "trajectories.js", "before.js", "page.js")
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
 
@@ -87,6 +87,8 @@ def _payload(run: Run, samples: Samples) -> dict[str, Any]:
         "summaries": summaries,
         "evaluations": run.evaluations,
         "phases": run.phases,
+        "whole_s": whole_time(run),
+        "shares": samples.shares(TRAINING, [int(step["step"] or 0) for step in run.steps]),
         "texts": samples.texts,
         "sets": samples.sets,
         "counts": {

@@ -10,6 +10,9 @@ from art.reporting.page.load import Evaluation, Run, Step
 NONE = "\u2013"
 """Stands for a number that is not there."""
 
+_STEP_TIMES = ("rollout_s", "train_s")
+"""What a step's time is made of."""
+
 
 class Figure(NamedTuple):
     """A label, the value in large type, and a line below it."""
@@ -115,12 +118,14 @@ def _steps(run: Run) -> Figure:
 
 
 def _tokens(steps: Sequence[Step]) -> Figure:
+    """Sampled tokens are what is trained on; their prompts are computed along with them."""
     logical, physical = total(steps, "logical_tokens"), total(steps, "physical_tokens")
-    if not logical or not physical:
-        return Figure("Tokens trained on", amount(logical), "logical")
-    return Figure(
-        "Tokens trained on", amount(logical), f"{amount(physical)} computed, {logical / physical:.1f}x fewer"
-    )
+    sampled = total(steps, "loss_entries")
+    computed = f"{amount(physical)} computed, {logical / physical:.1f}x fewer" if logical and physical else ""
+    if not sampled:
+        return Figure("Tokens trained on, with prompts", amount(logical), computed)
+    prompts = f"{amount(logical)} with their prompts" if logical else ""
+    return Figure("Sampled tokens trained on", amount(sampled), "; ".join(filter(None, (prompts, computed))))
 
 
 def _speed(steps: Sequence[Step]) -> Figure:
@@ -131,17 +136,24 @@ def _speed(steps: Sequence[Step]) -> Figure:
     ]
     seconds = total(steps, "rollout_s")
     rate = math.fsum(sampled) / seconds if sampled and seconds else None
-    return Figure("Sampling", amount(rate, "tokens/s"), f"{amount(math.fsum(sampled))} tokens sampled")
+    return Figure(
+        "Sampling", amount(rate, "tokens/s"), f"{amount(math.fsum(sampled))} tokens sampled for training"
+    )
+
+
+def whole_time(run: Run) -> float | None:
+    """The time of the whole run in seconds: what all its parts add up to, and what was between them."""
+    parts = [item.duration_s for item in run.phases if item.duration_s is not None]
+    parts += [item.duration_s for item in run.evaluations if item.duration_s is not None]
+    parts += [value for name in _STEP_TIMES if (value := total(run.steps, name)) is not None]
+    told = [run.description.elapsed_s, *(step.get("elapsed_s") for step in run.steps[-1:])]
+    known = [value for value in told if value is not None]
+    return max([math.fsum(parts), *known]) if parts or known else None
 
 
 def _time(run: Run) -> Figure:
-    in_steps = [value for name in ("rollout_s", "train_s") if (value := total(run.steps, name)) is not None]
-    in_phases = [item.duration_s for item in run.phases if item.duration_s is not None]
-    elapsed = run.steps[-1].get("elapsed_s") if run.steps else None
-    if elapsed is None and not in_phases:
+    whole = whole_time(run)
+    if whole is None:
         return Figure("Time", NONE, "")
-    if elapsed is None:
-        return Figure("Time", duration(math.fsum(in_phases)), "in all parts that are done")
-    return Figure(
-        "Time to the last step", duration(elapsed), f"{duration(math.fsum(in_steps))} of it in steps"
-    )
+    in_steps = [value for name in _STEP_TIMES if (value := total(run.steps, name)) is not None]
+    return Figure("Time, all in all", duration(whole), f"{duration(math.fsum(in_steps))} of it in steps")

@@ -5,6 +5,7 @@ Which are shown does not depend on reward: those whose tokens were kept come fir
 file, taken from each group in turn.
 """
 
+import collections
 import itertools
 import statistics
 import sys
@@ -22,19 +23,24 @@ LEAST_PER_FILE = 3_500
 """Bytes that each shown file gets; without room for all files, evenly spaced ones are shown."""
 
 
+MOST_SHARES = 5
+"""Different rewards that a run may have for their shares to be shown."""
+
 _LEAST_TEXT = 400  # characters
 _LEAST_TOKENS = 16
 _TOKEN_BYTES = 24  # of JSON: text, log-prob and separators
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Of all trajectories of one file: the middle half of the rewards and the versions that sampled."""
+    """Of all trajectories of one file: the middle half of the rewards, the versions that sampled, and how
+    often there was each reward (empty where there are more than :data:`MOST_SHARES`)."""
 
     count: int
     reward_low: float | None
     reward_high: float | None
     version_min: int | None
     version_max: int | None
+    rewards: dict[float, int]
 
 
 class Samples(msgspec.Struct, frozen=True):
@@ -57,6 +63,23 @@ class Samples(msgspec.Struct, frozen=True):
     shown: int
     tokens_kept: int
     tokens_shown: int
+
+    def shares(self, name: str, numbers: Sequence[int]) -> dict[str, Any] | None:
+        """Where a run knows few different rewards: these, and of each file how often there was which, as
+        shares of 1; None where there are more than :data:`MOST_SHARES`."""
+        found = [self.summaries.get((name, number)) for number in numbers]
+        there = [item for item in found if item is not None and item.count]
+        values = sorted({reward for item in there for reward in item.rewards})
+        if len(values) > MOST_SHARES or any(not item.rewards for item in there) or len(values) < 2:
+            return None
+        shares = [
+            [
+                None if item is None or not item.count else item.rewards.get(value, 0) / item.count
+                for item in found
+            ]
+            for value in values
+        ]
+        return {"rewards": values, "shares": shares}
 
 
 def choose_samples(files: Sequence[TrajectoryFile], budget: int = PAGE_BUDGET) -> Samples:
@@ -99,7 +122,16 @@ def _summary(rollouts: Sequence[Rollout]) -> Summary:
     high: float | None = None
     if len(rewards) > 1:
         low, _, high = statistics.quantiles(rewards, n=4, method="inclusive")
-    return Summary(len(rollouts), low, high, min(versions, default=None), max(versions, default=None))
+    counted = collections.Counter(rewards)
+    few = len(counted) <= MOST_SHARES and len(rewards) == len(rollouts)
+    return Summary(
+        len(rollouts),
+        low,
+        high,
+        min(versions, default=None),
+        max(versions, default=None),
+        dict(counted) if few else {},
+    )
 
 
 class _Writer:

@@ -84,6 +84,20 @@ function visible(text) {
   return nodes;
 }
 
+// What a chat template writes between turns.
+const SPECIAL = /<\|[^|<>\s]{1,40}\|>|<\/?s>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>/g;
+
+// As `visible`, with what the chat template wrote made pale.
+function dimmed(text) {
+  const nodes = [];
+  let end = 0;
+  for (const match of text.matchAll(SPECIAL)) {
+    nodes.push(...visible(text.slice(end, match.index)), element("span", { class: "special" }, match[0]));
+    end = match.index + match[0].length;
+  }
+  return [...nodes, ...visible(text.slice(end))];
+}
+
 function nameOf(character) {
   const code = character.codePointAt(0);
   if (NAMED[character]) return NAMED[character];

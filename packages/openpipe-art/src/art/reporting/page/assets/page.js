@@ -20,6 +20,7 @@ function build() {
   const data = JSON.parse(document.getElementById("data").textContent);
   const main = document.querySelector("main");
   const trajectories = new Trajectories(data);
+  main.append(...beforeAndAfter(data));
   if (data.steps.step?.length) {
     const grid = element("div", { class: "plots" }, ...plots(data).map((plot) => plot.figure));
     grid.addEventListener("step", (event) => trajectories.open(event.detail));

@@ -257,6 +257,7 @@ function swatch({ kind, tone, shape = "circle", dash = "", smooth }) {
 }
 
 function linearScale([low, high], zero, integers) {
+  if (zero && high > 0) low = Math.min(0, low);
   if (low === high) {
     const room = integers ? 1 : Math.abs(low) * 0.1 || 1;
     [low, high] = low === 0 ? [0, 1] : [low - room, high + room];

@@ -5,17 +5,18 @@
 function plots(data) {
   const columns = data.steps;
   const steps = columns.step;
-  const evaluated = data.evaluations.map((item) => item.step);
-  const domain = [Math.min(steps[0], ...evaluated) - 0.5, Math.max(steps.at(-1), ...evaluated) + 0.5];
+  const domain = [steps[0] - 0.5, steps.at(-1) + 0.5];
   const remark = (index) => (columns.skipped?.[index] ? "no update" : columns.restored?.[index] ? "restored after a kill" : "");
   const shared = { steps, domain, remark };
   const series = (name, key, tone, more = {}) => ({ name, tone, kind: "line", xs: steps, ys: columns[key] ?? [], ...more });
   return [
     rewardPlot(data, shared, series),
+    ...(data.shares ? [sharesPlot(data.shares, shared)] : []),
     new Plot({
       ...shared, title: "Tokens", unit: "tokens per step", zero: true,
-      note: "Logical tokens are what the rollouts contain, physical ones what the trainer computed: equal beginnings once.",
+      note: "Sampled ones are learned from. With their prompts they are the logical tokens; the trainer computes the physical ones: equal beginnings once.",
       series: [
+        series("sampled, trained on", "loss_entries", 3, { shape: "diamond", format: whole.format }),
         series("logical", "logical_tokens", 1, { format: whole.format }),
         series("physical", "physical_tokens", 2, { shape: "square", format: whole.format }),
       ],
@@ -46,6 +47,9 @@ function plots(data) {
 
 function rewardPlot(data, shared, series) {
   const { summaries, evaluations } = data;
+  const evaluated = evaluations.map((item) => item.step);
+  const { steps } = shared;
+  const domain = [Math.min(steps[0], ...evaluated) - 0.5, Math.max(steps.at(-1), ...evaluated) + 0.5];
   const names = [...new Set(evaluations.map((item) => item.name))];
   const low = summaries.map((item) => item?.reward_low);
   const high = summaries.map((item) => item?.reward_high);
@@ -62,11 +66,11 @@ function rewardPlot(data, shared, series) {
   });
   const smoothed = runningMean(shared.steps, data.steps.reward ?? []);
   const plot = new Plot({
-    ...shared, title: "Reward", unit: "reward",
+    ...shared, domain, title: "Reward", unit: "reward",
     note: "Mean over the rollouts of a step. Hollow points are steps without an update: each group\u2019s rewards were equal.",
     series: [
-      { name: "middle half of the rollouts", tone: 1, kind: "band", xs: shared.steps, ys: low, tops: high,
-        at: (step) => { const index = shared.steps.indexOf(step); return isNumber(low[index]) ? `${short(low[index])} to ${short(high[index])}` : NONE; } },
+      ...(data.shares ? [] : [{ name: "middle half of the rollouts", tone: 1, kind: "band", xs: shared.steps, ys: low, tops: high,
+        at: (step) => { const index = shared.steps.indexOf(step); return isNumber(low[index]) ? `${short(low[index])} to ${short(high[index])}` : NONE; } }]),
       series("training", "reward", 1, { hollow: data.steps.skipped, dash: smoothed.length ? "faint" : "" }),
       ...smoothed,
       ...held,
@@ -74,6 +78,16 @@ function rewardPlot(data, shared, series) {
   });
   plot.figure.classList.add("wide");
   return plot;
+}
+
+// Where a run knows few different rewards, how often there was each says more than their middle half.
+function sharesPlot({ rewards, shares }, shared) {
+  return new Plot({
+    ...shared, title: "Answers by reward", unit: "share of the rollouts", zero: true,
+    note: "How many of a step\u2019s rollouts got which reward.",
+    series: rewards.map((reward, index) => (
+      { name: `reward ${short(reward)}`, tone: index + 1, kind: "bars", xs: shared.steps, ys: shares[index], format: (value) => (isNumber(value) ? `${Math.round(100 * value)} %` : NONE) })).reverse(),
+  });
 }
 
 // Of long runs: the mean of the last steps, beside what each step had.
@@ -124,11 +138,15 @@ function versionSeries(data, series) {
 
 function timeByPart(data) {
   const sum = (values) => values.filter(isNumber).reduce((total, value) => total + value, 0);
+  const grouped = (lines, tone) => [...Map.groupBy(lines, (item) => item.name)].map(([name, items]) => (
+    { name: items.length > 1 ? `${name} (${items.length} times)` : name, tone, seconds: sum(items.map((item) => item.duration_s)) }));
   const parts = [
-    ...[...Map.groupBy(data.phases, (item) => item.name)].map(([name, items]) => (
-      { name: items.length > 1 ? `${name} (${items.length} times)` : name, tone: 5, seconds: sum(items.map((item) => item.duration_s)) })),
+    ...grouped(data.phases, 5),
+    ...grouped(data.evaluations, 1),
     ...timeSeries(data.steps).filter((item) => item.ys.some(isNumber)).map((item) => ({ name: `steps: ${item.name}`, tone: item.tone, seconds: sum(item.ys) })),
   ];
+  const rest = (data.whole_s ?? 0) - sum(parts.map((item) => item.seconds));
+  if (rest > 0) parts.push({ name: "between the parts, and what was taken again", tone: 5, seconds: rest });
   const total = sum(parts.map((item) => item.seconds));
   const longest = Math.max(...parts.map((item) => item.seconds ?? 0), 1e-9);
   const rows = parts.map((item) => element("tr", {},
@@ -140,7 +158,7 @@ function timeByPart(data) {
   const figure = element("figure", { class: "plot card" },
     element("figcaption", {},
       element("div", { class: "heading" }, element("h3", {}, "Time by part of the run"), element("p", { class: "where" }, duration(total))),
-      element("p", { class: "note" }, "Parts outside the steps, and the steps\u2019 parts summed up.")),
+      element("p", { class: "note" }, "All of the run, also what came before it was resumed: start, evaluations, and the steps\u2019 parts summed up.")),
     element("table", { class: "parts" }, element("tbody", {}, ...rows)));
   return { figure, series: parts };
 }

@@ -121,7 +121,7 @@ class Trajectories {
     const chosen = this.group.value;
     const groups = Map.groupBy(this.set.rows, (row) => row.g);
     this.group.replaceChildren(element("option", { value: "" }, `all ${whole.format(groups.size)}`),
-      ...[...groups].map(([name, rows]) => element("option", { value: name }, `${name} (${whole.format(rows.length)})`)));
+      ...[...groups].map(([name, rows]) => element("option", { value: name }, `${whole.format(name + 1)} (${whole.format(rows.length)})`)));
     this.group.value = groups.has(Number(chosen)) ? chosen : "";
     this.list();
   }
@@ -158,9 +158,15 @@ class Trajectories {
   row(row) {
     const cell = (label, ...children) => element("td", { "data-label": label }, ...children);
     return element("tr", {},
-      cell("group", String(row.g)), cell("reward", short(row.r)),
-      cell("advantage", isNumber(row.a) ? signed(row.a) : NONE),
+      cell("group", whole.format(row.g + 1)), cell("reward", short(row.r)),
+      cell("advantage", ...(isNumber(row.a) ? [signed(row.a)] : this.noAdvantage())),
       element("td", { class: "exchanges" }, element("div", {}, ...this.exchanges(row)), ...this.facts(row)));
+  }
+
+  // Why there is none: the step's trainer gives none to a group without spread.
+  noAdvantage() {
+    const why = this.set.training ? "equal rewards in its group" : "not trained on";
+    return [NONE, element("span", { class: "cut" }, ` ${why}`)];
   }
 
   exchanges(row) {
@@ -176,13 +182,13 @@ class Trajectories {
   // A long prompt is folded to its end; a later one is what came after the answer before it.
   prompt([index, cut], turn) {
     const text = this.data.texts[index];
-    const full = element("p", { class: "text" }, ...visible(text), ...(cut ? [element("span", { class: "cut" }, ` ${whole.format(cut)} more characters are in the run\u2019s folder`)] : []));
+    const full = element("p", { class: "text" }, ...dimmed(text), ...(cut ? [element("span", { class: "cut" }, ` ${whole.format(cut)} more characters are in the run\u2019s folder`)] : []));
     const name = turn ? "then" : "prompt";
     if (text.length < 200 && text.split("\n").length < 5) return element("div", { class: "prompt" }, element("span", { class: "turn" }, name), full);
     const line = text.replaceAll(/\s+/g, " ");
     const end = line.length > 240 ? `\u2026${[...line].slice(-200).join("")}` : line;
     return element("details", { class: "prompt" },
-      element("summary", {}, element("span", { class: "turn" }, name), ...visible(end), element("span", { class: "cut" }, ` ${whole.format(text.length + (cut ?? 0))} characters`)), full);
+      element("summary", {}, element("span", { class: "turn" }, name), ...dimmed(end), element("span", { class: "cut" }, ` ${whole.format(text.length + (cut ?? 0))} characters`)), full);
   }
 
   // Metadata and metrics; where tokens were not kept they are all there is, so they are open.
