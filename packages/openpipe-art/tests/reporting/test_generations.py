@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -122,7 +123,7 @@ async def test_a_damaged_newest_policy_and_how_to_go_on_without_it(
     await refused(make_report, run, more, r"is damaged: .*go on from step 5 and policy v5")
     with pytest.raises(ConfigError) as told:
         read_resumable(run, STEPS + 4)
-    command, source, target = str(told.value).splitlines()[-1].split()
+    command, source, target = shlex.split(str(told.value).splitlines()[-1])
     assert command == "mv"
     shutil.move(source, target)
     async with make_report(resume=True, settings=more(steps=STEPS + 4)) as report:

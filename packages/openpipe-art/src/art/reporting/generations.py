@@ -8,6 +8,7 @@ record may never have become durable before a kill. Nothing here writes, and not
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -138,7 +139,7 @@ def check_generations(folder: Path, description: RunDescription, steps: Sequence
     raise ConfigError(
         f"{told}. Bring the file back; or, to go on from step {after} and policy v{before[-1].version}, "
         f"which takes the later steps again, set it aside and resume once more:\n"
-        f"    mv {found.path} {aside}"
+        f"    mv {shlex.quote(str(found.path))} {shlex.quote(str(aside))}"
     )
 
 
