@@ -7,7 +7,7 @@ from pathlib import Path
 
 from art.errors import ConfigError
 from art.reporting.run_folder import EvaluationLine, evaluation_file, is_step_file
-from art.trajectories import Rollout
+from art.trajectories import Rollout, checked_rollout, expecting_trajectories
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
 
@@ -47,12 +47,13 @@ async def gathered(
 
     async def one(rollout: Awaitable[Rollout]) -> Rollout:
         nonlocal done
-        item = await rollout
+        item = checked_rollout(await rollout, "a rollout of this evaluation")
         done += 1
         arrived(item, done, len(tasks))
         return item
 
-    tasks = [asyncio.ensure_future(one(rollout)) for rollout in rollouts]
+    with expecting_trajectories():
+        tasks = [asyncio.ensure_future(one(rollout)) for rollout in rollouts]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

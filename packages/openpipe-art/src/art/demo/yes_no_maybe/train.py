@@ -189,3 +189,7 @@ async def evaluate(
             for (scenario,) in itertools.islice(scenarios, HELD_OUT)
         ),
     )
+
+
+if __name__ == "__main__":
+    raise SystemExit("start it with: art-monarch local --program train.py:main")
