@@ -10,10 +10,12 @@ import pytest
 
 from art_topology.cluster import ClusterSpec, HostSpec
 from art_topology.commands.documents import PlanDocument
+from art_topology.commands.plan import MEMORY_MARGIN
 from art_topology.commands.plan_inputs import DEFAULT_WORKLOAD
 from art_topology.files import read_topology
 from art_topology.models import load_model_config, parameters
 from art_topology.planner import plan
+from art_topology.planner import problem as planner_problem
 
 Run = Callable[..., Any]
 
@@ -114,10 +116,22 @@ def test_options_replace_fields_of_the_workload(art: Run, model_file: Path, fold
     assert (found["group_size"], found["lora_rank"], found["groups_per_step"]) == (4, 32, 8)
     default = art("plan", "--model", "config.json", *GPUS, "--json", "--full-weights").json["workload"]
     assert default["lora_rank"] is None
-    long = art("plan", "--model", "config.json", *GPUS, "--json", "--completion-tokens", 100_000).json[
-        "workload"
-    ]
-    assert long["packed_sequence_length"] == 131_072
+    long = art(
+        "plan",
+        "--model",
+        "config.json",
+        *GPUS,
+        "--json",
+        "--completion-tokens",
+        39_000,
+        "--prompt-tokens",
+        1900,
+    ).json["workload"]
+    assert long["packed_sequence_length"] == 65_536
+    beyond = art("plan", "--model", "config.json", *GPUS, "--completion-tokens", 100_000)
+    assert beyond.code == 2
+    assert "1,024 + 100,000 = 101,024 tokens" in beyond.err
+    assert "40,960" in beyond.err
     assert art(*given, "--full-weights", "--lora-rank", 8).code == 2
     assert art(*given, "--dtype", "int4").code == 2
 
@@ -165,6 +179,126 @@ def test_what_cannot_run_is_one_with_its_reasons(art: Run, folder: Path, model_f
     (folder / "huge.json").write_text(json.dumps(huge | {"num_experts": 512}))
     done = art("plan", "--model", "huge.json", "--gpu", "H100", "--gpus", 2)
     assert done.code == 1
-    assert "no layout can run" in done.out
+    assert done.out.count("no layout can run") == 1
+    assert "cannot run, by first reason" not in done.out
+    assert "what would work:" in done.out
     assert art("plan", "--model", "huge.json", "--gpu", "H100", "--gpus", 2, "--json").json["plans"] == []
     assert art("plan", "--model", "huge.json", "--gpu", "H100", "--gpus", 1).code == 2
+
+
+def test_the_reason_comes_first_and_the_next_step_last(art: Run, folder: Path, model_file: Path) -> None:
+    given = ("plan", "--model", "config.json", "--gpu", "RTX-4090", "--full-weights")
+    found = art(*given, "--gpus", 2, "--json").json
+    assert found["ok"] is False
+    assert found["rejected"][0]["code"] in ("trainer-memory", "service-memory")
+    count = next(int(step.split()[0].replace(",", "")) for step in found["next_steps"] if "RTX-4090" in step)
+    assert art(*given, "--gpus", count).code == 0
+    assert art(*given, "--gpus", count // 2).code == 1
+    roomier = next(step for step in found["next_steps"] if "RTX-4090" not in step)
+    assert (
+        art("plan", "--model", "config.json", "--full-weights", "--gpu", roomier.split()[2], "--gpus", 2).code
+        == 0
+    )
+
+
+def test_a_row_that_is_too_short_is_told(art: Run, folder: Path, model_file: Path) -> None:
+    given = ("plan", "--model", "config.json", *GPUS, "--packed-length", 2048)
+    done = art(*given)
+    assert done.code == 1
+    assert "--packed-length 8192" in done.out
+    assert art("plan", "--model", "config.json", *GPUS, "--packed-length", 8192).code == 0
+
+
+def test_what_was_asked_for_is_named_where_it_is_the_cause(art: Run, folder: Path, model_file: Path) -> None:
+    steps = art("plan", "--model", "config.json", *GPUS, "--memory-margin", 0.98, "--json").json["next_steps"]
+    assert steps == ["with --memory-margin 0.01, though tightly, the same GPUs run it"]
+
+
+def test_recomputation_and_offload_are_kept(art: Run, folder: Path, model_file: Path) -> None:
+    step = (
+        "packed_sequence_length = 8192\ngroups_per_step = 8\ngroup_size = 8\nprompt_tokens = 256\n"
+        "completion_tokens = 512\n"
+    )
+
+    def tried(*arguments: object) -> set[tuple[str, tuple[str, ...]]]:
+        found = art("plan", *arguments, "--json", "--limit", 300)
+        return {(row["recompute"], tuple(row["offload"])) for row in found.json["plans"]}
+
+    (folder / "full.toml").write_text(step + 'recompute = "full"\n')
+    (folder / "none.toml").write_text(f'[workload]\n{step}recompute = "none"\noffload = []\n')
+    given = ("--model", "config.json", *GPUS, "--workload")
+    assert {recompute for recompute, _ in tried(*given, "full.toml")} == {"full"}
+    assert tried(*given, "none.toml") == {("none", ())}
+    assert tried(*given, "full.toml", "--recompute", "selective", "--offload", "none") == {("selective", ())}
+    both = ("optimizer", "activations")
+    assert tried(*given, "none.toml", "--offload", ",".join(both)) == {("none", both)}
+    assert art("plan", *given, "full.toml", "--write", "run.toml").code == 0
+    assert 'recompute = "full"' in (folder / "run.toml").read_text()
+    assert art("plan", *given, "none.toml", "--write", "bare.toml").code == 0
+    assert read_topology("bare.toml").spec.workload is not None
+    assert tried("--cluster", "bare.toml") == {("none", ())}
+    for wrong in (("--recompute", "some"), ("--offload", "everything"), ("--offload", "weights,weights")):
+        assert art("plan", *given, "full.toml", *wrong).code == 2
+
+
+def test_the_table_says_what_is_left_over(art: Run, folder: Path, model_file: Path) -> None:
+    given = ("plan", "--model", "config.json", "--gpu", "H200", "--gpus", 256, "--groups", 1)
+    document = art(*given, "--json").json
+    first, fewer = document["plans"][0], document["fewer"]
+    assert first["unused_gpus"] == 256 - first["trainer_gpus"] - first["service_gpus"] > 0
+    shown = art(*given).out
+    assert "unused" in shown.splitlines()[5]
+    assert f"{first['unused_gpus']} GPUs of 256 are unused by plan 1" in shown
+    assert f"{256 - first['unused_gpus']} GPUs are enough" in shown
+    assert f"{first['waiting']} {first['idle_s'] / first['step_s']:.0%}" in shown
+    assert fewer["used_score"] > first["used_score"]
+    assert f"{fewer['used_score']:,.1f} tokens/s/GPU" in shown
+    assert f"{first['unused_gpus']} GPUs of 256 are unused" in art(*given, "--why", 1).out
+
+
+def test_full_gpus_are_told(art: Run, folder: Path, model_file: Path) -> None:
+    given = ("plan", "--model", "config.json", "--gpu", "L40S", "--gpus", 4, "--packed-length", 131072)
+    given = (*given, "--recompute", "none")
+    rows = art(*given, "--json", "--limit", 1000).json
+    tight = [row["trainer_memory_bytes"] > 0.9 * rows["gpu_memory_bytes"] for row in rows["plans"]]
+    assert [row["tight"] for row in rows["plans"]] == tight
+    assert any(tight)
+    assert "tight: more than 90% of a GPU's memory" in art(*given, "--limit", 1000).out
+    free = art(*given, "--memory-margin", 0.1, "--json", "--limit", 1000).json["plans"]
+    assert free
+    assert not any(row["tight"] for row in free)
+    assert planner_problem.MEMORY_MARGIN == MEMORY_MARGIN
+
+
+def test_what_cannot_be_written_is_told_before_the_search(
+    art: Run, folder: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def searched(**_: object) -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr("art_topology.planner.plan", searched)
+    given = ("plan", "--model", "config.json", *GPUS)
+    done = art(*given, "--write", folder / "nope" / "run.toml")
+    assert (done.code, f"{folder / 'nope'} does not exist" in done.err) == (2, True)
+    (folder / "taken.toml").write_text("")
+    assert "taken.toml exists" in art(*given, "--write", "taken.toml").err
+    assert "give --write" in art(*given, "--choose", 3).err
+
+
+def test_a_written_file_names_itself_and_only_what_it_needs(art: Run, folder: Path, model_file: Path) -> None:
+    assert art("plan", "--model", "config.json", *GPUS, "--write", "my run.toml").code == 0
+    text = (folder / "my run.toml").read_text()
+    assert "# Check it: art-topology check 'my run.toml'" in text
+    experts = "expert_parallel" in text or "ep = " in text
+    assert ("nixl_transport" in text) <= experts
+
+
+def test_slices_and_other_gpus_are_told(art: Run, folder: Path, cluster_file: Path, model_file: Path) -> None:
+    text = cluster_file.read_text()
+    assert 'gpu_model = "H200"' in text
+    (folder / "mixed.toml").write_text(text.replace('gpu_model = "H200"', 'gpu_model = "B300"', 1))
+    refused = art("plan", "--model", "config.json", "--cluster", "mixed.toml")
+    assert (refused.code, "B300, H200" in refused.err) == (2, True)
+    told = art("plan", "--model", "config.json", "--cluster", "mixed.toml", "--gpu", "H200")
+    assert told.code == 0
+    assert "every GPU is a H200, though hosts say B300 (gpu_model)" in told.out

@@ -18,9 +18,17 @@ from art_topology import (
     homogeneous_cluster,
 )
 from art_topology.cost import Calibration
+from art_topology.hardware import default_hardware
 from art_topology.models import ModelDescription
 from art_topology.planner import Plan, PlannedLayout, PlanReport, RejectedLayout, Split, explain_layout, plan
-from art_topology.planner.problem import HOST_MEMORY_FRACTION, MEMORY_FRACTION, OFFLOADS, SAVINGS, host_counts
+from art_topology.planner.problem import (
+    HOST_MEMORY_FRACTION,
+    MEMORY_MARGIN,
+    OFFLOADS,
+    SAVINGS,
+    TIGHT,
+    host_counts,
+)
 from art_topology.planner.trainers import LEAST_TOKENS, STAGES, VIRTUAL_STAGES
 from art_topology.stages import StageError, StageLayout, stages_of
 from art_topology.workload import WorkloadSpec
@@ -89,9 +97,9 @@ def services(workers: int) -> list[VllmParallelSpec]:
 
 def brute_force(
     model: ModelDescription, cluster: ClusterSpec, workload: WorkloadSpec
-) -> list[tuple[float, float]]:
-    """Step and sum of training and rollouts of every layout that can run, best first: each side of each is
-    asked for by itself, with the fastest recomputation of the first offload with which one fits."""
+) -> list[tuple[float, int, float]]:
+    """Step, GPUs and sum of training and rollouts of every layout that can run, best first: each side of each
+    is asked for by itself, with the fastest recomputation of the first offload with which one fits."""
     overhead = Calibration().loop_overhead_s
     results = []
     for split in all_splits(len(cluster.hosts), len(cluster.hosts[0].gpus)):
@@ -115,7 +123,8 @@ def brute_force(
                     trained.append(best + overhead)
                     break
         pairs = product(trained, served.values())
-        results += [(max(train_s, rollout_s), train_s + rollout_s) for train_s, rollout_s in pairs]
+        gpus_used = split.trainer_gpus + split.service_gpus
+        results += [(max(train_s, rollout_s), gpus_used, train_s + rollout_s) for train_s, rollout_s in pairs]
     return sorted(results)
 
 
@@ -131,11 +140,12 @@ def explain(
     return explain_layout(layout, model=model, cluster=cluster, workload=workload)
 
 
-def keys(report: PlanReport) -> list[tuple[float, float]]:
+def keys(report: PlanReport) -> list[tuple[float, int, float]]:
     overhead = Calibration().loop_overhead_s
     return [
         (
             max(p.cost.trainer.step_s + overhead, p.cost.rollout.rollout_s),
+            p.used_gpus,
             p.cost.trainer.step_s + overhead + p.cost.rollout.rollout_s,
         )
         for p in report.ranked
@@ -147,7 +157,7 @@ def keys(report: PlanReport) -> list[tuple[float, float]]:
     [
         (1, 4, "H100", "dense", {"groups_per_step": 12}),
         (1, 3, "L40S", "dense", {"groups_per_step": 24}),
-        (1, 4, "H100", "dense", {"lora_rank": None, "groups_per_step": 8, "recompute": "full"}),
+        (1, 4, "H100", "dense", {"lora_rank": None, "groups_per_step": 8}),
         (2, 2, "H100", "moe", {"groups_per_step": 16}),
         (3, 2, "H200", "moe", {"groups_per_step": 8}),
     ],
@@ -169,8 +179,11 @@ def test_the_best_layouts_are_those_of_brute_force(
     expected = brute_force(model, cluster, workload)
     report = plan(model=model, cluster=cluster, workload=workload, limit=100_000)
     assert len(report.ranked) == len(expected) > 0
-    for (step_s, sum_s), (wanted_step_s, wanted_sum_s) in zip(keys(report), expected, strict=True):
+    for (step_s, used, sum_s), (wanted_step_s, wanted, wanted_sum_s) in zip(
+        keys(report), expected, strict=True
+    ):
         assert step_s == pytest.approx(wanted_step_s)
+        assert used == wanted
         assert sum_s == pytest.approx(wanted_sum_s)
     first = plan(model=model, cluster=cluster, workload=workload, limit=3)
     assert first.ranked == report.ranked[:3]
@@ -241,6 +254,7 @@ def test_every_result_compiles_without_a_diagnostic(
     cluster = cluster_of(hosts, gpus, gpu)
     report = plan(model=model, cluster=cluster, workload=workload, limit=12)
     assert report.ranked or report.rejected
+    gpu_bytes = default_hardware().machine(gpu).gpu.memory_bytes
     for found in report.ranked:
         spec = found.topology(cluster, base_model="some/model")
         compiled = compile_topology(
@@ -250,7 +264,9 @@ def test_every_result_compiles_without_a_diagnostic(
             model=model,
             workload=spec.workload,
         )
-        assert compiled.warnings == (), found.layout.name
+        full = found.trainer_memory.total_bytes / gpu_bytes
+        allowed = {"ART-T910"} if full > TIGHT else set()  # a rank that nearly fills its GPU
+        assert {warning.code for warning in compiled.warnings} <= allowed, found.layout.name
         assert compiled.trainer is not None
         assert compiled.trainer.layout.dp == found.layout.dp
         assert len(compiled.services[0].members) == found.layout.split.service_hosts
@@ -403,7 +419,7 @@ def test_few_numbers_of_hosts_are_tried_on_large_clusters() -> None:
     assert {1, 2, 4, 8, 16, 32, 64, 96, 112, 120, 127} <= set(many)
     assert all(128 - count in many for count in many)
     assert SAVINGS[0] == ("none", ())
-    assert 0 < HOST_MEMORY_FRACTION < MEMORY_FRACTION < 1
+    assert 0 < HOST_MEMORY_FRACTION < 1 - MEMORY_MARGIN < 1
 
 
 def test_the_layout_of_a_plan_is_the_layout_that_was_costed(
@@ -416,3 +432,93 @@ def test_the_layout_of_a_plan_is_the_layout_that_was_costed(
         assert found.cost.trainer.gpus == found.layout.trainer_gpus
         assert found.cost.rollout.gpus == found.layout.service_gpus
         assert found.workload.recompute == found.layout.recompute
+
+
+def test_at_the_same_speed_fewer_gpus_come_first(moe: ModelDescription, rollouts: WorkloadSpec) -> None:
+    report = plan(model=moe, cluster=cluster_of(8, 8), workload=rollouts, limit=200)
+    paces: dict[float, list[int]] = {}
+    for found in report.ranked:
+        paces.setdefault(found.cost.step_s, []).append(found.used_gpus)
+        assert found.used_gpus + found.unused_gpus == 64
+        assert found.used_score == pytest.approx(found.score * 64 / found.used_gpus)
+    assert any(len(set(used)) > 1 for used in paces.values())
+    for used in paces.values():
+        assert used == sorted(used)
+
+
+def test_what_the_workload_says_is_kept(dense: ModelDescription, rollouts: WorkloadSpec) -> None:
+    cluster = cluster_of(1, 8)
+
+    def tried(workload: WorkloadSpec, **given: object) -> set[tuple[str, tuple[str, ...]]]:
+        report = plan(model=dense, cluster=cluster, workload=workload, limit=500, **given)  # type: ignore[arg-type]
+        return {(found.layout.recompute, found.layout.offload) for found in report.ranked}
+
+    assert {recompute for recompute, _ in tried(replace(rollouts, recompute="selective"))} == {"selective"}
+    assert tried(replace(rollouts, offload=("activations",)), recompute="full") == {
+        ("full", ("activations",))
+    }
+    assert {offload for _, offload in tried(replace(rollouts, offload=("optimizer",)))} == {("optimizer",)}
+    assert {recompute for recompute, _ in tried(replace(rollouts, recompute="full"), recompute="none")} == {
+        "none"
+    }
+    layers = plan(
+        model=dense,
+        cluster=cluster,
+        workload=replace(rollouts, recompute="full", recompute_layers=2),
+        limit=3,
+    )
+    assert {found.workload.recompute_layers for found in layers.ranked} == {2}
+
+
+def test_a_margin_of_memory_is_kept_free(moe: ModelDescription, rollouts: WorkloadSpec) -> None:
+    cluster, memory = cluster_of(1, 8), default_hardware().machine("H100").gpu.memory_bytes
+
+    def fullest(**margin: float) -> float:
+        found = plan(model=moe, cluster=cluster, workload=rollouts, limit=500, **margin).ranked  # type: ignore[arg-type]
+        return max(each.trainer_memory.total_bytes for each in found) / memory
+
+    assert fullest(memory_margin=0.5) <= 0.5 < fullest() <= 1 - MEMORY_MARGIN
+    for wrong in (-0.1, 1.0, float("nan")):
+        with pytest.raises(SpecError, match="share of memory kept free"):
+            fullest(memory_margin=wrong)
+
+
+def test_slices_of_gpus_are_not_planned(dense: ModelDescription, rollouts: WorkloadSpec) -> None:
+    cluster = cluster_of(1, 2)
+    slices = tuple(f"MIG-0000000{n}-1111-2222-3333-444444444444" for n in range(2))
+    sliced = replace(cluster, hosts=(replace(cluster.hosts[0], gpus=slices),))
+    with pytest.raises(SpecError, match=r"2 MIG slices, such as MIG-00000000.* whole GPUs"):
+        plan(model=dense, cluster=sliced, workload=rollouts)
+
+
+def test_sequences_beyond_the_context_are_refused(dense: ModelDescription, rollouts: WorkloadSpec) -> None:
+    longest = dense.max_position_embeddings
+    assert longest is not None
+    workload = replace(rollouts, completion_tokens=longest, packed_sequence_length=1 << 20)
+    with pytest.raises(SpecError, match=f"= {longest + 512:,} tokens are longer .* {longest:,} "):
+        plan(model=dense, cluster=cluster_of(1, 2), workload=workload)
+    fits = plan(
+        model=replace(dense, max_position_embeddings=None),
+        cluster=cluster_of(8, 8),
+        workload=workload,
+        limit=1,
+    )
+    assert fits.ranked or fits.rejected
+
+
+def test_the_example_of_too_little_memory_lacks_least(moe: ModelDescription, rollouts: WorkloadSpec) -> None:
+    cluster, workload = cluster_of(1, 8, "RTX-4090"), replace(rollouts, lora_rank=None)
+    report = plan(model=moe, cluster=cluster, workload=workload)
+    (refused,) = [found for found in report.rejected if found.code == "trainer-memory"]
+    least = float(refused.example.reason.split("at least ")[1].split(" GiB")[0])
+    wider = plan(model=moe, cluster=cluster, workload=workload, recompute="none", offload=())
+    (other,) = [found for found in wider.rejected if found.code == "trainer-memory"]
+    assert least <= float(other.example.reason.split("at least ")[1].split(" GiB")[0])
+
+
+def test_nixl_is_written_only_for_experts_on_several_hosts(
+    dense: ModelDescription, rollouts: WorkloadSpec
+) -> None:
+    cluster = cluster_of(4, 8)
+    best = plan(model=dense, cluster=cluster, workload=rollouts, limit=1, trainer_gpus=16).ranked[0]
+    assert best.topology(cluster, base_model="some/model").cluster.nixl_transport is None

@@ -114,6 +114,11 @@ class PlanRow(Document, frozen=True, kw_only=True):
         recompute: Activations that are computed again.
         offload: What lies in host memory.
         pace: What sets the pace of the loop, in words.
+        waiting: Which side waits for the other: "trainer" or "service".
+        idle_s: How long it waits in a step.
+        unused_gpus: GPUs of the cluster that the plan does not use.
+        used_score: Accepted tokens per second and GPU that is used.
+        tight: The trainer needs more than nine tenths of a GPU's memory.
         trainer_memory: Of the fullest rank, part by part.
         trainer_memory_bytes: Their sum.
         trainer_host_memory_bytes: What that rank keeps in host memory.
@@ -141,6 +146,11 @@ class PlanRow(Document, frozen=True, kw_only=True):
     recompute: str
     offload: tuple[str, ...]
     pace: str
+    waiting: str
+    idle_s: float
+    unused_gpus: int
+    used_score: float
+    tight: bool
     trainer_memory: tuple[PartRow, ...]
     trainer_memory_bytes: int
     trainer_host_memory_bytes: int
@@ -190,6 +200,8 @@ class PlanDocument(Document, frozen=True, kw_only=True):
         plans: The best, best first.
         rejected: Why others cannot run, most frequent first.
         written: The file of ``--write``; null without.
+        fewer: The best plan on fewer GPUs, if its score per GPU is higher by more than 2 %.
+        next_steps: Where no layout can run: what would work, one sentence each.
     """
 
     ok: bool
@@ -209,6 +221,8 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     plans: tuple[PlanRow, ...]
     rejected: tuple[RejectionRow, ...]
     written: str | None = None
+    fewer: PlanRow | None = None
+    next_steps: tuple[str, ...] = ()
 
 
 class StageRow(Document, frozen=True, kw_only=True):

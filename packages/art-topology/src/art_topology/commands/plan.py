@@ -19,6 +19,9 @@ from art_topology.commands.options import (
     file_completion,
 )
 
+MEMORY_MARGIN = 0.04
+"""The planner's, which is not loaded for the help; a test says that it is the same."""
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -106,6 +109,37 @@ def command(
             rich_help_panel=_WORKLOAD,
         ),
     ] = None,
+    recompute: Annotated[
+        str | None,
+        typer.Option(
+            "--recompute",
+            metavar="none|selective|full",
+            help="The only recomputation to try; by default the workload's, or the search decides.",
+            show_default=False,
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    offload: Annotated[
+        str | None,
+        typer.Option(
+            "--offload",
+            metavar="NAMES",
+            help="The only offload to try: none, or optimizer, activations and weights joined by commas.",
+            show_default=False,
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    memory_margin: Annotated[
+        float,
+        typer.Option(
+            "--memory-margin",
+            min=0,
+            max=0.99,
+            metavar="SHARE",
+            help="Share of each GPU's memory that the trainer leaves free.",
+            show_default="0.04",
+        ),
+    ] = MEMORY_MARGIN,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many plans.")] = 10,
     why: Annotated[
         int | None,
@@ -119,8 +153,15 @@ def command(
         ),
     ] = None,
     choose: Annotated[
-        int, typer.Option("--choose", min=1, metavar="N", help="Which plan --write writes.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--choose",
+            min=1,
+            metavar="N",
+            help="Which plan --write writes; by default the first.",
+            show_default=False,
+        ),
+    ] = None,
     base_model: Annotated[
         str | None,
         typer.Option(
@@ -138,8 +179,9 @@ def command(
     """  # fmt: skip
     from art_topology.commands.output import print_json
     from art_topology.commands.plan_inputs import asked
+    from art_topology.commands.plan_next import next_steps, on_fewer
     from art_topology.commands.plan_tables import plan_document, show_plans, show_rejected, show_why
-    from art_topology.commands.plan_writing import written
+    from art_topology.commands.plan_writing import check_target, written
     from art_topology.commands.sources import ERRORS, CommandError, refusals
     from art_topology.planner import plan as search
 
@@ -158,6 +200,11 @@ def command(
             raise CommandError("--lora-rank and --full-weights exclude each other: give one of them")
         if write == "-" and as_json:
             raise CommandError("--write - and --json both print to standard output: give --write a file")
+        if choose is not None and write is None:
+            raise CommandError(f"--choose {choose} says which plan --write writes: give --write FILE, too")
+        if write is not None:
+            check_target(write, force=force)
+        number = choose or 1
         problem = asked(
             model=model,
             cluster=cluster,
@@ -170,6 +217,9 @@ def command(
             workload=workload,
             changes={name: value for name, value in changes.items() if value is not None},
             full_weights=full_weights,
+            recompute=recompute,
+            offload=offload,
+            memory_margin=memory_margin,
         )
         with _progress(problem):
             report = search(
@@ -179,25 +229,30 @@ def command(
                 hardware=problem.hardware,
                 machine=problem.machine_name,
                 trainer_gpus=trainer_gpus,
-                limit=max(limit, why or 1, choose if write is not None else 1),
+                limit=max(limit, why or 1, number),
+                recompute=problem.recompute,
+                offload=problem.offload,
+                memory_margin=problem.memory_margin,
             )
-        for number, option in ((why, "--why"), (choose if write is not None else None, "--choose")):
-            if number is not None and report.ranked and number > len(report.ranked):
-                raise CommandError(f"{option} {number}: there are {len(report.ranked)} plans")
+            fewer = on_fewer(problem, report) if report.ranked and trainer_gpus is None else None
+            steps = () if report.ranked else next_steps(problem, report, trainer_gpus)
+        for wanted, option in ((why, "--why"), (choose, "--choose")):
+            if wanted is not None and report.ranked and wanted > len(report.ranked):
+                raise CommandError(f"{option} {wanted}: there are {len(report.ranked)} plans")
         if write is not None and report.ranked:
-            written(problem, report.ranked[choose - 1], write, base_model=base_model, force=force)
+            written(problem, report.ranked[number - 1], write, base_model=base_model, force=force)
             if write == "-":
                 return
         if as_json:
-            print_json(plan_document(problem, report, limit, write if report.ranked else None))
+            print_json(plan_document(problem, report, limit, write if report.ranked else None, steps, fewer))
         else:
             if why is None or not report.ranked:
-                show_plans(problem, report, limit)
+                show_plans(problem, report, limit, fewer)
             else:
                 show_why(problem, report.ranked[why - 1], why)
             if rejected or not report.ranked:
-                show_rejected(report)
-            _show_written(report, write, choose)
+                show_rejected(report, steps)
+            _show_written(report, write, number)
         if not report.ranked:
             raise typer.Exit(ERRORS)
 

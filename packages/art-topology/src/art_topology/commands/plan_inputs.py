@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from art_topology.cluster import ClusterSpec, HostSpec, NcclTransportSpec, NixlTransportSpec
+from art_topology.cluster import ClusterSpec, HostSpec, NcclTransportSpec
 from art_topology.commands.sources import (
     STDIN,
     CommandError,
@@ -17,8 +17,11 @@ from art_topology.commands.sources import (
     workload_of,
 )
 from art_topology.compiler import compile_topology
+from art_topology.cost.trainer_costs import Recompute
 from art_topology.hardware import HardwareTable, Machine
-from art_topology.workload import WorkloadSpec
+from art_topology.readers import read_file, read_values
+from art_topology.spec import SpecError
+from art_topology.workload import Offload, WorkloadSpec
 
 if TYPE_CHECKING:
     from art_topology.files import TopologySource
@@ -52,6 +55,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         machine_name: Its name in the table.
         workload: The step.
         workload_source: Where it came from, in words.
+        recompute: The only recomputation to try, if somebody wrote one.
+        offload: The only offload to try, likewise.
+        memory_margin: Share of each GPU's memory that the trainer leaves free.
+        remarks: What the hosts say otherwise.
     """
 
     model: Any
@@ -65,6 +72,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     machine_name: str
     workload: WorkloadSpec
     workload_source: str
+    recompute: Recompute | None = None
+    offload: tuple[Offload, ...] | None = None
+    memory_margin: float
+    remarks: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -85,6 +96,9 @@ def asked(
     workload: str | None,
     changes: dict[str, Any],
     full_weights: bool,
+    recompute: str | None,
+    offload: str | None,
+    memory_margin: float,
 ) -> Asked:
     """Reads the files and joins them with the options.
 
@@ -100,11 +114,12 @@ def asked(
     name = gpu if gpu is not None else _gpu_of(source)
     table, machine_name = _with_network(table, name, network)
     machine = table.machine(machine_name)
-    hosts = source.spec.cluster if source is not None else _made_up(machine, gpus, gpus_per_host)
+    hosts = source.spec.cluster if source is not None else made_up(machine, gpus, gpus_per_host)
     compile_topology(cluster=hosts)
     described, config = _model(model, source)
     folder = "" if model is not None or cluster in (None, STDIN) else str(Path(str(cluster)).parent)
-    step, told = _workload(workload, source, changes, full_weights)
+    savings = _savings(workload, source, recompute, offload)
+    step, told = _workload(workload, source, {**changes, **savings_changes(recompute, offload)}, full_weights)
     return Asked(
         model=described,
         config=config,
@@ -117,7 +132,73 @@ def asked(
         machine_name=machine_name,
         workload=step,
         workload_source=told,
+        recompute=step.recompute if "recompute" in savings else None,
+        offload=step.offload if "offload" in savings else None,
+        memory_margin=memory_margin,
+        remarks=_remarks(hosts, table, machine),
     )
+
+
+def savings_changes(recompute: str | None, offload: str | None) -> dict[str, Any]:
+    """The options as fields of a workload.
+
+    Raises:
+        CommandError: there is no such recomputation or offload.
+    """
+    found: dict[str, Any] = {}
+    if recompute is not None:
+        if recompute not in get_args(Recompute):
+            raise CommandError(
+                f"--recompute {recompute}: it is {', '.join(get_args(Recompute)[:-1])} or full"
+            )
+        found["recompute"] = recompute
+        if recompute != "full":
+            found["recompute_layers"] = None
+    if offload is not None:
+        names = () if offload == "none" else tuple(name.strip() for name in offload.split(","))
+        known = get_args(Offload)
+        if any(name not in known for name in names) or len(set(names)) < len(names):
+            raise CommandError(f"--offload {offload}: it is none, or {', '.join(known)} joined by commas")
+        found["offload"] = names
+    return found
+
+
+def _savings(
+    file: str | None, source: TopologySource | None, recompute: str | None, offload: str | None
+) -> set[str]:
+    """Which of recomputation and offload somebody wrote: in an option or in the workload's file."""
+    found = {name for name, value in (("recompute", recompute), ("offload", offload)) if value is not None}
+    if file is not None:
+        text, kind = read_file(Path(file))
+        values = read_values(text, kind)
+        if isinstance(values, dict):
+            inside = values.get("workload")
+            found |= (inside if isinstance(inside, dict) else values).keys() & {"recompute", "offload"}
+    elif source is not None and source.spec.workload is not None:
+        found |= {name for name in ("recompute", "offload") if _says(source, name)}
+    return found
+
+
+def _says(source: TopologySource, name: str) -> bool:
+    """Whether the text of a topology has this key of the workload."""
+    text = source._source
+    return text.span(("workload", name)) != text.span(("workload",))
+
+
+def _remarks(hosts: ClusterSpec, table: HardwareTable, machine: Machine) -> tuple[str, ...]:
+    """Where hosts say another GPU than the one that is planned with."""
+    said = sorted({host.gpu_model for host in hosts.hosts if host.gpus and host.gpu_model is not None})
+    others = []
+    for name in said:
+        try:
+            same = table.machine(name).gpu.name == machine.gpu.name
+        except SpecError:
+            same = False
+        if not same:
+            others.append(name)
+    if not others:
+        return ()
+    return (f"every GPU is a {machine.gpu.name}, though hosts say {', '.join(others)} (gpu_model)",)
 
 
 def _gpu_of(source: TopologySource | None) -> str:
@@ -150,7 +231,12 @@ def _with_network(table: HardwareTable, name: str, network: str | None) -> tuple
     return HardwareTable(gpus=table.gpus, links=table.links, nodes=nodes), changed.name
 
 
-def _made_up(machine: Machine, gpus: int | None, per_host: int | None) -> ClusterSpec:
+def made_up(machine: Machine, gpus: int | None, per_host: int | None) -> ClusterSpec:
+    """Hosts of this kind with placeholders for addresses.
+
+    Raises:
+        CommandError: the number of GPUs is missing, too large, or no whole number of hosts.
+    """
     if gpus is None:
         raise CommandError("how many GPUs are there? Give --gpus N, or --cluster FILE")
     if gpus > MOST_GPUS:
@@ -176,7 +262,6 @@ def _made_up(machine: Machine, gpus: int | None, per_host: int | None) -> Cluste
     return ClusterSpec(
         hosts=hosts,
         nccl_transport=NcclTransportSpec(net_name="IB") if several else None,
-        nixl_transport=NixlTransportSpec() if several else None,
     )
 
 

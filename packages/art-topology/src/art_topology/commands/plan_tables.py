@@ -11,24 +11,27 @@ from art_topology.commands.output import say, table
 from art_topology.commands.plan import gib
 from art_topology.commands.sources import counted
 from art_topology.models import parameters
+from art_topology.planner.problem import TIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from art_topology.commands.plan_inputs import Asked
-    from art_topology.planner import Plan, PlanReport
+    from art_topology.planner import Plan, PlanReport, RejectionCount
+
+_MEMORY = ("trainer-memory", "service-memory", "host-memory")
 
 
-def show_plans(problem: Asked, report: PlanReport, limit: int) -> None:
-    """The heading and the table of plans."""
+def show_plans(problem: Asked, report: PlanReport, limit: int, fewer: Plan | None = None) -> None:
+    """The heading and the table of plans; ``fewer`` is the best plan found on fewer GPUs."""
     _show_problem(problem)
     told = f"{report.searched:,} divisions of trainer and service in {report.duration_s:.1f} s"
     say(f"searched   {told}")
-    say()
     if not report.ranked:
-        say("no layout can run; why, by first reason:", "bold red")
-        say()
         return
+    say()
+    room, some = problem.machine.gpu.memory_bytes, report.ranked[:limit]
+    unused = any(plan.unused_gpus for plan in some)
     rows = [
         [
             str(number),
@@ -36,17 +39,59 @@ def show_plans(problem: Asked, report: PlanReport, limit: int) -> None:
             f"{plan.cost.step_s:,.1f}",
             f"{plan.cost.trainer.step_s:,.1f}",
             f"{plan.cost.rollout.rollout_s:,.1f}",
+            _idle(plan),
+            *([f"{plan.unused_gpus:,}"] if unused else []),
             f"{plan.cost.trainer.mfu:.1%}",
-            gib(plan.trainer_memory.total_bytes),
+            gib(plan.trainer_memory.total_bytes) + (" tight" if _tight(plan, room) else ""),
             gib(plan.service_memory.kv_budget_bytes),
             plan.layout.name,
         ]
-        for number, plan in enumerate(report.ranked[:limit], start=1)
+        for number, plan in enumerate(some, start=1)
     ]
-    names = ("#", "tokens/s/GPU", "step s", "train s", "rollout s", "MFU", "trainer GiB", "KV GiB", "layout")
-    table(names, rows, right=range(8))
+    times = ("#", "tokens/s/GPU", "step s", "train s", "rollout s", "idle", *(["unused"] if unused else []))
+    names = (*times, "MFU", "trainer GiB", "KV GiB", "layout")
+    table(names, rows, right=range(len(names) - 1))
     say()
     say("tokens/s/GPU: completion tokens trained on, per GPU of the cluster. --why N explains every number.")
+    say("idle: which side waits for the other, and for what share of a step.")
+    if any(_tight(plan, room) for plan in some):
+        say(f"tight: more than {TIGHT:.0%} of a GPU's memory; --memory-margin 0.1 leaves such plans out.")
+    for text in _spare(report, fewer):
+        say(text)
+
+
+def _idle(plan: Plan) -> str:
+    """The side that waits, and its share of a step."""
+    return f"{plan.cost.waiting} {plan.cost.idle_s / plan.cost.step_s:.0%}"
+
+
+def _tight(plan: Plan, room: int) -> bool:
+    return plan.trainer_memory.total_bytes > TIGHT * room
+
+
+def _spare(report: PlanReport, fewer: Plan | None) -> list[str]:
+    """What the first plan leaves unused, and whether fewer GPUs would be used better."""
+    best, told = report.ranked[0], []
+    if best.unused_gpus:
+        told.append(_unused(best, 1))
+        told.append(
+            f"{best.used_gpus:,} GPUs are enough: plan 1 on a cluster of so many has "
+            f"{best.used_score:,.1f} tokens/s/GPU."
+        )
+    if fewer is not None:
+        told.append(
+            f"Fewer do more each: {fewer.used_gpus:,} GPUs have {fewer.used_score:,.1f} tokens/s/GPU, steps "
+            f"of {fewer.cost.step_s:,.1f} s: {fewer.layout.name}."
+        )
+    return told
+
+
+def _unused(plan: Plan, number: int) -> str:
+    unused = counted(plan.unused_gpus, "GPU")
+    return (
+        f"{unused} of {plan.cost.gpus:,} {'is' if plan.unused_gpus == 1 else 'are'} unused by plan {number}: "
+        "with more, neither the trainer nor the service, which is one vLLM deployment, makes a step shorter."
+    )
 
 
 def _show_problem(problem: Asked) -> None:
@@ -66,7 +111,12 @@ def _show_problem(problem: Asked) -> None:
         f"{step.prompt_tokens:,} + {step.completion_tokens:,} tokens in {rows}; {weights}, {step.dtype} "
         f"({problem.workload_source})"
     )
-    for assumption in problem.model.assumptions:
+    fixed = [f"recompute {problem.recompute}"] if problem.recompute is not None else []
+    if problem.offload is not None:
+        fixed.append(f"offload {' and '.join(problem.offload) or 'none'}")
+    if fixed:
+        say(f"only       {', '.join(fixed)}, as was asked for")
+    for assumption in (*problem.model.assumptions, *problem.remarks):
         say(f"assumed    {assumption}")
 
 
@@ -79,6 +129,8 @@ def show_why(problem: Asked, plan: Plan, number: int) -> None:
     accepted = f"{cost.accepted_tokens_per_s:,.0f} over {cost.gpus:,} GPUs"
     say(f"{plan.score:,.1f} accepted tokens per second and GPU: {accepted}")
     say(f"a step of the loop takes {cost.step_s:,.2f} s: {cost.why}")
+    if plan.unused_gpus:
+        say(_unused(plan, number))
     say()
     trainer = cost.trainer
     say(
@@ -99,7 +151,8 @@ def show_why(problem: Asked, plan: Plan, number: int) -> None:
     _show_times((cost.publication,))
     say()
     limit = gib(problem.machine.gpu.memory_bytes)
-    total = f"{gib(memory.total_bytes)} of {limit} GiB"
+    full = memory.total_bytes / problem.machine.gpu.memory_bytes
+    total = f"{gib(memory.total_bytes)} of {limit} GiB, {full:.1%}{' (tight)' if full > TIGHT else ''}"
     say(f"memory of the trainer's fullest rank (stage {memory.pp_rank}): {total}", "bold")
     show_bytes(memory.parts)
     if memory.host_parts:
@@ -133,15 +186,37 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:,.3f}" if seconds < 10 else f"{seconds:,.1f}"
 
 
-def show_rejected(report: PlanReport) -> None:
-    """Why divisions cannot run, by first reason."""
+def show_rejected(report: PlanReport, steps: tuple[str, ...] = ()) -> None:
+    """Why divisions cannot run, by first reason; where none can, what would work."""
     say()
-    say("cannot run, by first reason", "bold")
+    if report.ranked:
+        say("cannot run, by first reason", "bold")
+    else:
+        say("no layout can run; why, by first reason:", "bold red")
     rows = [
         [found.side, found.code, f"{found.count:,}", f"{_half(found)}: {found.example.reason}"]
-        for found in report.rejected
+        for found in by_relevance(report)
     ]
     table(("side", "code", "how many", "for example"), rows, right=(2,))
+    if steps:
+        say()
+        say("what would work:", "bold")
+        for step in steps:
+            say(f"- {step}")
+
+
+def by_relevance(report: PlanReport) -> list[RejectionCount]:
+    """Rejections in the order in which they are shown: the most frequent first or, where no layout can run,
+    what keeps all of them from it first, which is memory and the lengths of sequences."""
+    if report.ranked:
+        return list(report.rejected)
+    return sorted(report.rejected, key=lambda found: (_rank(found.code), -found.count))
+
+
+def _rank(code: str) -> int:
+    if code in _MEMORY:
+        return 0
+    return 1 if code.startswith("ART-T9") else 2
 
 
 def _half(found: Any) -> str:
@@ -150,7 +225,14 @@ def _half(found: Any) -> str:
     return trainer if found.side == "trainer" else str(service)
 
 
-def plan_document(problem: Asked, report: PlanReport, limit: int, written: str | None) -> PlanDocument:
+def plan_document(
+    problem: Asked,
+    report: PlanReport,
+    limit: int,
+    written: str | None,
+    steps: tuple[str, ...] = (),
+    fewer: Plan | None = None,
+) -> PlanDocument:
     """The whole answer, for programs."""
     count, machine = parameters(problem.model), problem.machine
     return PlanDocument(
@@ -168,7 +250,10 @@ def plan_document(problem: Asked, report: PlanReport, limit: int, written: str |
         assumptions=problem.model.assumptions,
         searched=report.searched,
         duration_s=report.duration_s,
-        plans=tuple(_row(number, plan) for number, plan in enumerate(report.ranked[:limit], start=1)),
+        plans=tuple(
+            _row(number, plan, machine.gpu.memory_bytes)
+            for number, plan in enumerate(report.ranked[:limit], start=1)
+        ),
         rejected=tuple(
             RejectionRow(
                 side=found.side,
@@ -177,13 +262,15 @@ def plan_document(problem: Asked, report: PlanReport, limit: int, written: str |
                 example=_half(found),
                 reason=found.example.reason,
             )
-            for found in report.rejected
+            for found in by_relevance(report)
         ),
         written=written,
+        next_steps=steps,
+        fewer=_row(1, fewer, machine.gpu.memory_bytes) if fewer is not None else None,
     )
 
 
-def _row(number: int, plan: Plan) -> PlanRow:
+def _row(number: int, plan: Plan, gpu_bytes: int) -> PlanRow:
     cost = plan.cost
     return PlanRow(
         number=number,
@@ -203,6 +290,11 @@ def _row(number: int, plan: Plan) -> PlanRow:
         recompute=plan.layout.recompute,
         offload=plan.layout.offload,
         pace=cost.why,
+        waiting=cost.waiting,
+        idle_s=cost.idle_s,
+        unused_gpus=plan.unused_gpus,
+        used_score=plan.used_score,
+        tight=plan.trainer_memory.total_bytes > TIGHT * gpu_bytes,
         trainer_memory=_bytes(plan.trainer_memory.parts),
         trainer_memory_bytes=plan.trainer_memory.total_bytes,
         trainer_host_memory_bytes=plan.trainer_memory.host_bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from art_topology.planner import Plan
 
 
+_TAKEN = "choose another name, or replace it with --force"
+
+
 def written(problem: Asked, plan: Plan, file: str, *, base_model: str | None, force: bool) -> None:
     """Writes a plan as TOML, after it has passed all checks.
 
@@ -25,16 +29,34 @@ def written(problem: Asked, plan: Plan, file: str, *, base_model: str | None, fo
         TopologyError: the cluster's file has something that the plan cannot run with; nothing is written.
         CommandError: the file is there, cannot be written, or has another suffix.
     """
-    if file != STDIN and Path(file).suffix.lower() != ".toml":
-        raise CommandError(f"{file}: a plan is written as TOML, to a file whose name ends with .toml")
+    check_target(file, force=force)
     folder = Path() if file == STDIN else Path(file).parent
-    text = plan_text(problem, plan, folder, base_model)
+    text = plan_text(problem, plan, folder, base_model, "FILE" if file == STDIN else file)
     read_topology_text(text, "toml", name=None if file == STDIN else file, folder=folder).compile()
-    write(file, text, force=force, taken="choose another name, or replace it with --force")
+    write(file, text, force=force, taken=_TAKEN)
 
 
-def plan_text(problem: Asked, plan: Plan, folder: Path, base_model: str | None) -> str:
-    """The plan as TOML; paths in it are relative to ``folder``."""
+def check_target(file: str, *, force: bool) -> None:
+    """Refuses what cannot be written, before anything is searched.
+
+    Raises:
+        CommandError: the file is there, its folder is not, or it has another suffix.
+    """
+    if file == STDIN:
+        return
+    path = Path(file)
+    if path.suffix.lower() != ".toml":
+        raise CommandError(f"{file}: a plan is written as TOML, to a file whose name ends with .toml")
+    if not path.parent.exists():
+        raise CommandError(f"{path.parent} does not exist: make the folder, or name another for {path.name}")
+    if not path.parent.is_dir():
+        raise CommandError(f"{path.parent} is no folder")
+    if path.exists() and not force:
+        raise CommandError(f"{file} exists; {_TAKEN}")
+
+
+def plan_text(problem: Asked, plan: Plan, folder: Path, base_model: str | None, file: str = "FILE") -> str:
+    """The plan as TOML; paths in it are relative to ``folder``. ``file`` is how its comments call it."""
     config = problem.config
     if isinstance(config, str):
         config = os.path.relpath(Path(problem.config_folder) / config, folder)
@@ -46,7 +68,7 @@ def plan_text(problem: Asked, plan: Plan, folder: Path, base_model: str | None) 
         f"{plan.layout.name}\n"
         f"Planned for {problem.gpus:,} x {problem.machine.gpu.name}: {plan.score:,.1f} tokens per second and "
         f"GPU, a step of {cost.step_s:,.1f} s ({both}).\n"
-        "Check it: art-topology check FILE"
+        f"Check it: art-topology check {shlex.quote(file)}"
     )
     comments = {}
     if problem.made_up and len(problem.cluster.hosts) > 1:
@@ -54,7 +76,16 @@ def plan_text(problem: Asked, plan: Plan, folder: Path, base_model: str | None) 
             "Name the network as it registers with NCCL, and set NCCL_NET to it on every host."
         )
         comments["cluster.hosts"] = "Put in the addresses of your hosts, by which the others reach them."
-    return topology_toml(spec, head=head, comments=comments)
+    text = topology_toml(spec, head=head, comments=comments)
+    kept = [
+        f"{name} = {value}\n"
+        for name, value, said in (
+            ("recompute", '"none"', problem.recompute == "none"),
+            ("offload", "[]", problem.offload == ()),
+        )
+        if said
+    ]  # defaults are left out, but these were asked for
+    return text.replace("\n[workload]\n", "\n[workload]\n" + "".join(kept), 1)
 
 
 def _name(problem: Asked) -> str:

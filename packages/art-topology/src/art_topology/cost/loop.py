@@ -39,13 +39,16 @@ def loop_cost(
     trained = f"training takes {trainer.step_s:.2f} s and {values.loop_overhead_s:.2f} s around it"
     rolled = f"rollouts {rollout.rollout_s:.2f} s"
     pace = "the trainer sets" if trained_s >= rollout.rollout_s else "the rollouts set"
-    idle = 1 - min(trained_s, rollout.rollout_s) / pace_s
+    idle_s = pace_s - min(trained_s, rollout.rollout_s)
+    idle = idle_s / pace_s
     return LoopCost(
         trainer=trainer,
         rollout=rollout,
         publication=publication,
         step_s=step_s,
         accepted_tokens_per_s=tokens / step_s,
+        waiting="service" if trained_s >= rollout.rollout_s else "trainer",
+        idle_s=idle_s,
         gpus=provisioned_gpus or trainer.gpus + rollout.gpus,
         why=f"{trained}, {rolled}: {pace} the pace, the other side idles {idle:.0%} of the time",
     )

@@ -1,5 +1,7 @@
 """What a cost is made of: named parts, each with its time and the formula behind it."""
 
+from typing import Literal
+
 import msgspec
 
 
@@ -114,6 +116,8 @@ class LoopCost(msgspec.Struct, frozen=True, kw_only=True):
         step_s: The slower of the two, with what is around a training step, plus what publication exposes; in
             seconds.
         accepted_tokens_per_s: Completion tokens trained on per second.
+        waiting: The side that waits for the other.
+        idle_s: How long it waits in a step, in seconds.
         gpus: GPUs of both.
         why: Which of the two sets the pace, in one line.
     """
@@ -123,6 +127,8 @@ class LoopCost(msgspec.Struct, frozen=True, kw_only=True):
     publication: CostPart
     step_s: float
     accepted_tokens_per_s: float
+    waiting: Literal["trainer", "service"]
+    idle_s: float
     gpus: int
     why: str
 

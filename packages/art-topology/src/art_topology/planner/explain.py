@@ -8,7 +8,7 @@ from art_topology.memory import trainer_memory
 from art_topology.models import ModelDescription
 from art_topology.passes.trainer_division import Mesh, trainer_faults
 from art_topology.planner.fit import no_room, plan_of
-from art_topology.planner.problem import Problem, problem_of
+from art_topology.planner.problem import MEMORY_MARGIN, Problem, problem_of
 from art_topology.planner.results import Plan, PlannedLayout, RejectedLayout
 from art_topology.planner.services import Served, serve
 from art_topology.ranks import RankLayout
@@ -24,6 +24,7 @@ def explain_layout(
     workload: WorkloadSpec,
     hardware: HardwareTable | None = None,
     machine: str | None = None,
+    memory_margin: float = MEMORY_MARGIN,
     gpu_memory_utilization: float = 0.9,
     calibration: Calibration | None = None,
 ) -> Plan | RejectedLayout:
@@ -37,11 +38,13 @@ def explain_layout(
         workload: The step and its rollouts.
         hardware: The table to look GPUs up in; by default the package's.
         machine: Name of a node or GPU in that table; by default what the hosts say (``gpu_model``).
+        memory_margin: Share of each GPU's memory that the trainer leaves free.
         gpu_memory_utilization: Share of each GPU's memory that the service may use.
         calibration: Other constants of the costs than the defaults.
 
     Raises:
-        SpecError: the hosts have no GPU, differ, or name none that is in the table.
+        SpecError: the hosts have no GPU or slices of GPUs, differ, or name none that is in the table; or the
+            sequences are longer than the model's context.
     """
     problem = problem_of(
         model,
@@ -49,7 +52,8 @@ def explain_layout(
         with_savings(workload, layout.recompute, layout.offload),
         hardware=hardware,
         machine=machine,
-        search_savings=False,
+        savings=((layout.recompute, layout.offload),),
+        memory_margin=memory_margin,
         gpu_memory_utilization=gpu_memory_utilization,
         calibration=calibration,
     )

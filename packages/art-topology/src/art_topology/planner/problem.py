@@ -24,15 +24,19 @@ OFFLOADS: tuple[tuple[Offload, ...], ...] = (
 """Offload that a search tries, one after the other: the next only where no recomputation fits with the one
 before. What copies cost beside the work is the least certain of all times, so that a layout without them is
 preferred."""
-SAVINGS: tuple[Savings, ...] = tuple(
-    (recompute, offload) for offload in OFFLOADS for recompute in ("none", "selective", "full")
-)
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+"""Recomputation that a search tries."""
+SAVINGS: tuple[Savings, ...] = tuple((recompute, offload) for offload in OFFLOADS for recompute in RECOMPUTES)
 """All savings that a search tries."""
 
 HOST_MEMORY_FRACTION = 0.8
 """Share of a host's memory that offload may fill; the rest is for rollouts, batches and the system."""
-MEMORY_FRACTION = 0.97
-"""Share of a GPU's memory that a trainer's rank may fill; the rest is for fragments and what is not known."""
+MEMORY_MARGIN = 0.04
+"""Share of a GPU's memory that a trainer's rank leaves free unless another is asked for. With more,
+GLM-5.2 with CP8/EP8 on eight B300, which ran and for which 95.8 % are predicted, would be refused."""
+TIGHT = 0.9
+"""Share of a GPU's memory above which a plan is called tight: predictions of memory err by as much as what is
+left."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,15 +81,21 @@ def problem_of(
     *,
     hardware: HardwareTable | None,
     machine: str | None,
-    search_savings: bool,
+    savings: tuple[Savings, ...],
+    memory_margin: float,
     gpu_memory_utilization: float,
     calibration: Calibration | None,
 ) -> Problem:
     """Looks the hardware up.
 
     Raises:
-        SpecError: the hosts have no GPU, differ, or name none that is in the table.
+        SpecError: the hosts have no GPU or slices of GPUs, differ, or name none that is in the table; the
+            sequences are longer than the model's context; or the margin is not from 0 to below 1.
     """
+    if not 0 <= memory_margin < 1:
+        raise SpecError(f"the share of memory kept free is {memory_margin}: it is at least 0 and below 1")
+    _check_slices(cluster)
+    _check_lengths(model, workload)
     counts = {len(host.gpus) for host in cluster.hosts}
     if counts != {max(counts)} or max(counts) == 0:
         raise SpecError(
@@ -103,7 +113,6 @@ def problem_of(
     node = table.machine(machine if machine is not None else str(names.pop()))
     if per_host > node.gpus_per_host:
         raise SpecError(f"hosts have {per_host} GPUs, but a {node.name} has {node.gpus_per_host}")
-    given: Savings = (workload.recompute, workload.offload)
     return Problem(
         model=model,
         facts=facts_of(model),
@@ -111,12 +120,58 @@ def problem_of(
         machine=node,
         hosts=len(cluster.hosts),
         gpus_per_host=per_host,
-        memory_limit_bytes=int(node.gpu.memory_bytes * MEMORY_FRACTION),
+        memory_limit_bytes=int(node.gpu.memory_bytes * (1 - memory_margin)),
         host_limit_bytes=int((node.host_memory_bytes or 0) * HOST_MEMORY_FRACTION),
         utilization=gpu_memory_utilization,
-        savings=SAVINGS if search_savings else (given,),
+        savings=savings,
         calibration=calibration or Calibration(),
     )
+
+
+def savings_of(
+    workload: WorkloadSpec,
+    *,
+    search: bool,
+    recompute: Recompute | None = None,
+    offload: tuple[Offload, ...] | None = None,
+) -> tuple[Savings, ...]:
+    """The savings that are tried: all of :data:`SAVINGS`, less what is given.
+
+    Args:
+        workload: What it says is given, where it is not the default.
+        search: Otherwise all that the workload says is given, defaults too.
+        recompute: The only one to try.
+        offload: The only one to try.
+    """
+    if recompute is None and (not search or workload.recompute != "none"):
+        recompute = workload.recompute
+    if offload is None and (not search or workload.offload):
+        offload = workload.offload
+    recomputes = RECOMPUTES if recompute is None else (recompute,)
+    offloads = OFFLOADS if offload is None else (offload,)
+    return tuple((again, away) for away in offloads for again in recomputes)
+
+
+def _check_slices(cluster: ClusterSpec) -> None:
+    for host in cluster.hosts:
+        slices = [gpu for gpu in host.gpus if isinstance(gpu, str) and gpu.upper().startswith("MIG-")]
+        if slices:
+            raise SpecError(
+                f"host {host.host_id!r} offers {len(slices)} MIG slices, such as {slices[0]}: a plan is made "
+                "for whole GPUs, as it does not know a slice's memory and share of the processors; offer the "
+                "GPUs by index or GPU UUID"
+            )
+
+
+def _check_lengths(model: ModelDescription, workload: WorkloadSpec) -> None:
+    longest = model.max_position_embeddings
+    length = workload.prompt_tokens + workload.completion_tokens
+    if longest is not None and length > longest:
+        raise SpecError(
+            f"sequences of {workload.prompt_tokens:,} + {workload.completion_tokens:,} = {length:,} tokens "
+            f"are longer than the model's context of {longest:,} (max_position_embeddings): shorten prompts "
+            f"or completions by {length - longest:,} tokens, or extend the context in its config.json"
+        )
 
 
 _SHARED_HOSTS = 4

@@ -120,7 +120,7 @@ class RejectionCount(msgspec.Struct, frozen=True, kw_only=True):
         side: "trainer" or "service".
         code: As in :class:`RejectedLayout`.
         count: Divisions of that side, over all splits.
-        example: The first of them.
+        example: Of layouts that memory keeps from running the one that lacks least, otherwise the first.
     """
 
     side: Side
@@ -153,12 +153,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Accepted tokens per second per GPU of the cluster."""
         return self.cost.score
 
+    @property
+    def used_gpus(self) -> int:
+        """GPUs of trainer and service; the cluster's others are unused."""
+        return self.layout.trainer_gpus + self.layout.service_gpus
+
+    @property
+    def unused_gpus(self) -> int:
+        """GPUs of the cluster that neither trainer nor service has."""
+        return self.cost.gpus - self.used_gpus
+
+    @property
+    def used_score(self) -> float:
+        """Accepted tokens per second per GPU that is used: the score on a cluster of just these."""
+        return self.cost.accepted_tokens_per_s / self.used_gpus
+
     def topology(
         self, cluster: ClusterSpec, *, base_model: str, service_name: str = "policy"
     ) -> TopologySpec:
         """The specification of this plan on the cluster it was made for. It compiles without a diagnostic
-        that the cluster itself does not already have; transports that it needs are added where the cluster
-        names none (NCCL over "IB", and NIXL with a managed store).
+        that the cluster itself does not already have, but for a warning where memory is tight. Transports
+        that it needs are added where the cluster names none: NCCL over "IB", and NIXL with a managed store
+        if experts are on several hosts.
 
         Args:
             cluster: The cluster of the search.
@@ -172,8 +188,8 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the search found.
 
     Args:
-        ranked: The best feasible layouts, best first; the order is by ``score``, then by the shorter sum of
-            training and rollout.
+        ranked: The best feasible layouts, best first; the order is by ``score``, then by fewer used GPUs,
+            then by the shorter sum of training and rollout.
         rejected: Divisions of one side that cannot run, by first reason, most frequent first.
         searched: Divisions of the trainer and of the service that were considered, over all splits.
         outranked: Those of the trainer that cannot be better than ``ranked`` by their arithmetic alone, so

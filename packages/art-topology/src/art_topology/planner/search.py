@@ -1,14 +1,17 @@
 """The search: trainer and service of every split, joined best first.
 
-A pair is ordered by the step of the loop, then by the sum of training and rollouts. Pairs wait in a heap with
-a lower bound of that; the first one is looked at more closely (exact time, then memory in full) and goes
-back, until it is settled and still the first. So only what can be among the results is computed in full, and
-the result is the same as if everything were.
+A pair is ordered by the step of the loop, then by the GPUs it uses, then by the sum of training and rollouts.
+Divisions of the trainer wait in a heap with the key of their best pair, computed from a lower bound of their
+step; the first one is looked at more closely (exact time, then memory in full) and goes back, until it is
+settled and still the first. So only what can be among the results is computed in full, and the result is the
+same as if everything were.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from time import perf_counter
 
 import msgspec
@@ -16,11 +19,19 @@ import msgspec
 from art_topology.cluster import ClusterSpec
 from art_topology.cost import Calibration
 from art_topology.cost.loop import publication_s
+from art_topology.cost.trainer_costs import Recompute
 from art_topology.hardware import HardwareTable
 from art_topology.memory import MemoryEstimate
 from art_topology.models import ModelDescription
 from art_topology.planner.fit import no_room, plan_of, too_large
-from art_topology.planner.problem import Problem, Savings, problem_of, splits_of
+from art_topology.planner.problem import (
+    MEMORY_MARGIN,
+    Problem,
+    Savings,
+    problem_of,
+    savings_of,
+    splits_of,
+)
 from art_topology.planner.results import (
     Plan,
     PlannedLayout,
@@ -35,7 +46,7 @@ from art_topology.planner.trainers import Refusal, TrainerDivision, Trainers
 from art_topology.serving import VllmParallelSpec
 from art_topology.spec import SpecError
 from art_topology.trainer import MegatronTopologyConfig
-from art_topology.workload import WorkloadSpec
+from art_topology.workload import Offload, WorkloadSpec
 
 
 def plan(
@@ -48,6 +59,9 @@ def plan(
     trainer_gpus: int | None = None,
     limit: int = 20,
     search_savings: bool = True,
+    recompute: Recompute | None = None,
+    offload: tuple[Offload, ...] | None = None,
+    memory_margin: float = MEMORY_MARGIN,
     gpu_memory_utilization: float = 0.9,
     calibration: Calibration | None = None,
 ) -> PlanReport:
@@ -61,14 +75,18 @@ def plan(
         machine: Name of a node or GPU in that table; by default what the hosts say (``gpu_model``).
         trainer_gpus: GPUs for the trainer; by default the search decides.
         limit: How many results to return.
-        search_savings: Recomputation and offload are searched too, the fastest that fits for each division;
-            otherwise they are as the workload says.
+        search_savings: Recomputation and offload are searched too, the fastest that fits for each division,
+            where the workload has the default; otherwise they are as the workload says.
+        recompute: The only recomputation to try, in place of the workload's.
+        offload: The only offload to try, in place of the workload's.
+        memory_margin: Share of each GPU's memory that the trainer leaves free.
         gpu_memory_utilization: Share of each GPU's memory that the service may use.
         calibration: Other constants of the costs than the defaults.
 
     Raises:
-        SpecError: the hosts have no GPU, differ, or name none that is in the table; or their GPUs cannot be
-            divided between trainer and service, or not so that the trainer has ``trainer_gpus``.
+        SpecError: the hosts have no GPU or slices of GPUs, differ, or name none that is in the table; the
+            sequences are longer than the model's context; or the GPUs cannot be divided between trainer and
+            service, or not so that the trainer has ``trainer_gpus``.
     """
     started = perf_counter()
     problem = problem_of(
@@ -77,7 +95,8 @@ def plan(
         workload,
         hardware=hardware,
         machine=machine,
-        search_savings=search_savings,
+        savings=savings_of(workload, search=search_savings, recompute=recompute, offload=offload),
+        memory_margin=memory_margin,
         gpu_memory_utilization=gpu_memory_utilization,
         calibration=calibration,
     )
@@ -120,6 +139,38 @@ class _Trained(msgspec.Struct):
         return self.hosts * self.trainers.ranks_per_host
 
 
+_Key = tuple[float, int, float]
+"""Step of the loop, GPUs used, and sum of training and rollouts."""
+
+
+class _Partners:
+    """The services that a division of the trainer can be joined with, fastest first."""
+
+    def __init__(self, entries: list[Served], publication_s: float) -> None:
+        self.entries = sorted(entries, key=lambda entry: (entry.rollout_s, entry.gpus))
+        self._publication_s = publication_s
+        self._rollouts = [entry.rollout_s for entry in self.entries]
+        smallest = ((entry.gpus, entry.rollout_s) for entry in self.entries)
+        self._smallest = list(accumulate(smallest, min))
+
+    def key(self, served: Served, step_s: float, gpus: int) -> _Key:
+        """Of one pair, whose trainer takes so long on so many GPUs."""
+        pace_s = max(step_s, served.rollout_s, self._publication_s)
+        return pace_s, gpus + served.gpus, step_s + served.rollout_s
+
+    def best(self, step_s: float, gpus: int) -> _Key:
+        """Of the best pair: the smallest service that keeps up, else the fastest."""
+        count = bisect_right(self._rollouts, max(step_s, self._publication_s))
+        if not count:
+            return self.key(self.entries[0], step_s, gpus)
+        served, rollout_s = self._smallest[count - 1]
+        return max(step_s, self._publication_s), gpus + served, step_s + rollout_s
+
+    def ordered(self, step_s: float, gpus: int) -> list[Served]:
+        """All, best pair first."""
+        return sorted(self.entries, key=lambda served: self.key(served, step_s, gpus))
+
+
 class Search:
     """One search over given splits."""
 
@@ -127,7 +178,7 @@ class Search:
         self.problem, self.splits = problem, splits
         self.searched = self.outranked = 0
         self._counts: Counter[tuple[Side, str]] = Counter()
-        self._examples: dict[tuple[Side, str], RejectedLayout] = {}
+        self._examples: dict[tuple[Side, str], tuple[float, RejectedLayout]] = {}
         self._publication_s = publication_s(
             problem.model, problem.workload, problem.machine, problem.calibration
         )
@@ -135,36 +186,38 @@ class Search:
     def run(self, limit: int) -> Iterator[Plan]:
         """The best plans, best first."""
         served = self._serve()
-        heap: list[tuple[float, float, int, int, _Trained, list[Served]]] = []
+        overhead_s = self.problem.calibration.loop_overhead_s
+        heap: list[tuple[_Key, int, int, _Trained, _Partners]] = []
         for trained, partners in self._trained(served):
-            order = len(heap)
-            heap.append((*self._key(trained, partners[0]), order, 0, trained, partners))
+            key = partners.best(trained.step_s + overhead_s, trained.world)
+            heap.append((key, len(heap), 0, trained, partners))
         heapify(heap)
+        ordered: dict[int, list[Served]] = {}
         found = 0
         while heap and found < limit:
-            _, _, order, index, trained, partners = heappop(heap)
+            _, order, index, trained, partners = heappop(heap)
+            step_s = trained.step_s + overhead_s
             if not self._settle(trained):
                 if trained.savings is None or trained.savings:
-                    heappush(heap, (*self._key(trained, partners[index]), order, index, trained, partners))
+                    key = partners.best(trained.step_s + overhead_s, trained.world)
+                    heappush(heap, (key, order, index, trained, partners))
                 continue
-            yield self._plan(trained, partners[index])
+            if order not in ordered:
+                ordered[order] = partners.ordered(step_s, trained.world)
+            mine = ordered[order]
+            yield self._plan(trained, mine[index])
             found += 1
-            if index + 1 < len(partners):
-                key = self._key(trained, partners[index + 1])
-                heappush(heap, (*key, order, index + 1, trained, partners))
-        self.outranked = len({entry[2] for entry in heap if not entry[4].fits})
+            if index + 1 < len(mine):
+                key = partners.key(mine[index + 1], step_s, trained.world)
+                heappush(heap, (key, order, index + 1, trained, partners))
+        self.outranked = len({entry[1] for entry in heap if not entry[3].fits})
 
     def rejected(self) -> tuple[RejectionCount, ...]:
         """Why divisions cannot run, most frequent first."""
         return tuple(
-            RejectionCount(side=side, code=code, count=count, example=self._examples[side, code])
+            RejectionCount(side=side, code=code, count=count, example=self._examples[side, code][1])
             for (side, code), count in self._counts.most_common()
         )
-
-    def _key(self, trained: _Trained, served: Served) -> tuple[float, float]:
-        step_s = trained.step_s + self.problem.calibration.loop_overhead_s
-        pace_s = max(step_s, served.rollout_s, self._publication_s)
-        return pace_s, step_s + served.rollout_s
 
     def _serve(self) -> dict[tuple[int, int], list[Served]]:
         """For each number of hosts and GPUs on them, the divisions of the service that fit, fastest first."""
@@ -181,13 +234,10 @@ class Search:
                     found[key].append(served)
                 else:
                     self._refuse_service(split, served)
-        return {key: sorted(entries, key=lambda s: s.rollout_s) for key, entries in found.items()}
+        return found
 
-    def _trained(
-        self, served: dict[tuple[int, int], list[Served]]
-    ) -> Iterator[tuple[_Trained, list[Served]]]:
-        """Divisions of the trainer that may fit, each with the services it can be joined with, fastest
-        first."""
+    def _trained(self, served: dict[tuple[int, int], list[Served]]) -> Iterator[tuple[_Trained, _Partners]]:
+        """Divisions of the trainer that may fit, each with the services it can be joined with."""
         partners: dict[tuple[int, int, bool], list[Served]] = {}
         sides: dict[tuple[int, int, bool], Split] = {}
         for split in self.splits:
@@ -207,11 +257,11 @@ class Search:
             for refusal in candidates.refusals:
                 self._refuse_trainer(example, refusal)
         for side_key, mine in partners.items():
-            mine.sort(key=lambda entry: entry.rollout_s)
             hosts, per_host, _ = side_key
+            joined = _Partners(mine, self._publication_s)
             for entry in self._candidates(trainers[per_host], hosts, sides[side_key]):
                 if mine:
-                    yield entry, mine
+                    yield entry, joined
 
     def _candidates(self, trainers: Trainers, hosts: int, split: Split) -> Iterator[_Trained]:
         """The divisions of so many hosts, with what their arithmetic takes at least."""
@@ -243,7 +293,7 @@ class Search:
             if not possible:
                 rows = trainers.rows(division.dense, world)
                 least = min(trainers.at_least_bytes(division, s, rows) for s in self.problem.savings)
-                self._refuse_division(trained, "trainer-memory", too_large(self.problem, least))
+                self._refuse_division(trained, "trainer-memory", too_large(self.problem, least), least)
         else:
             savings = trained.savings[0][1]
             trained.estimate = trainers.memory(division, savings, world)
@@ -254,14 +304,14 @@ class Search:
                 trainers.remember(division, savings, world, trained.estimate)
                 trained.savings.pop(0)
                 if not trained.savings:
-                    self._refuse_division(trained, *refused)
+                    self._refuse_division(trained, *refused, trained.estimate.total_bytes)
         trained.step_s = min((step_s for step_s, _ in trained.savings), default=trained.step_s)
         return False
 
-    def _refuse_division(self, trained: _Trained, code: str, reason: str) -> None:
+    def _refuse_division(self, trained: _Trained, code: str, reason: str, needed: float) -> None:
         split = next(split for split in self.splits if split.trainer_gpus == trained.world)
         refusal = Refusal(parallel=trained.division.parallel, code=code, reason=reason)
-        self._refuse_trainer(split, refusal)
+        self._refuse_trainer(split, refusal, needed=needed)
 
     def _plan(self, trained: _Trained, served: Served) -> Plan:
         assert trained.savings
@@ -284,16 +334,26 @@ class Search:
         costs, ranks = trainers.costs_with(savings), division.layout(trained.world)
         return plan_of(self.problem, layout, costs, ranks, division.pipeline.stages, trained.estimate, served)
 
-    def _refuse_trainer(self, split: Split, refusal: Refusal, count: int = 1) -> None:
+    def _refuse_trainer(self, split: Split, refusal: Refusal, count: int = 1, needed: float = 0.0) -> None:
         service = VllmParallelSpec(tp=1, dp=split.service_gpus)
         layout = PlannedLayout(split=split, trainer=refusal.parallel, service=service)
-        self._refuse("trainer", refusal.code, layout, refusal.reason, count)
+        self._refuse("trainer", refusal.code, layout, refusal.reason, count, needed)
 
     def _refuse_service(self, split: Split, refusal: ServiceRefusal) -> None:
         layout = PlannedLayout(split=split, trainer=MegatronTopologyConfig(), service=refusal.parallel)
-        self._refuse("service", refusal.code, layout, refusal.reason)
+        self._refuse("service", refusal.code, layout, refusal.reason, lacks=refusal.lacks_bytes)
 
-    def _refuse(self, side: Side, code: str, layout: PlannedLayout, reason: str, count: int = 1) -> None:
+    def _refuse(
+        self,
+        side: Side,
+        code: str,
+        layout: PlannedLayout,
+        reason: str,
+        count: int = 1,
+        lacks: float = 0.0,
+    ) -> None:
+        """Counts it; the example is the one that lacks least."""
         self._counts[side, code] += count
-        if (side, code) not in self._examples:
-            self._examples[side, code] = RejectedLayout(layout=layout, code=code, reason=reason)
+        known = self._examples.get((side, code))
+        if known is None or lacks < known[0]:
+            self._examples[side, code] = lacks, RejectedLayout(layout=layout, code=code, reason=reason)

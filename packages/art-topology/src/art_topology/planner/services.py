@@ -25,19 +25,25 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     cost: RolloutCost
 
     @property
+    def gpus(self) -> int:
+        """GPUs of the service."""
+        return self.hosts * self.per_host
+
+    @property
     def rollout_s(self) -> float:
         """The time of the rollouts of a step."""
         return self.cost.rollout_s
 
 
 class ServiceRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A division of the service that cannot run, and why."""
+    """A division of the service that cannot run, and why; with how many bytes it lacks, where it is that."""
 
     hosts: int
     per_host: int
     parallel: VllmParallelSpec
     code: str
     reason: str
+    lacks_bytes: float = 0
 
 
 def service_divisions(problem: Problem, workers: int) -> list[VllmParallelSpec]:
@@ -56,8 +62,15 @@ def service_divisions(problem: Problem, workers: int) -> list[VllmParallelSpec]:
 def serve(problem: Problem, hosts: int, per_host: int, parallel: VllmParallelSpec) -> Served | ServiceRefusal:
     """What one division comes to, or why it cannot run."""
 
-    def refused(code: str, reason: str) -> ServiceRefusal:
-        return ServiceRefusal(hosts=hosts, per_host=per_host, parallel=parallel, code=code, reason=reason)
+    def refused(code: str, reason: str, lacks_bytes: float = 0) -> ServiceRefusal:
+        return ServiceRefusal(
+            hosts=hosts,
+            per_host=per_host,
+            parallel=parallel,
+            code=code,
+            reason=reason,
+            lacks_bytes=lacks_bytes,
+        )
 
     crew = Crew(
         name="policy",
@@ -87,6 +100,7 @@ def serve(problem: Problem, hosts: int, per_host: int, parallel: VllmParallelSpe
             f"{max(0, memory.kv_budget_bytes) / gib:.1f} of {problem.machine.gpu.memory_bytes / gib:.1f} GiB "
             f"for the KV cache; one sequence of {length:,} tokens needs "
             f"{memory.kv_bytes_per_sequence / gib:.1f} GiB",
+            memory.kv_bytes_per_sequence - memory.kv_budget_bytes,
         )
     cost = rollout_cost(
         problem.model,

@@ -27,6 +27,14 @@ def hosts_in_order(cluster: ClusterSpec) -> tuple[HostSpec, ...]:
     )
 
 
+def _dispatches(plan: Plan) -> bool:
+    """Whether tokens go to experts on other hosts, for which there has to be NIXL."""
+    split, trainer = plan.layout.split, plan.layout.trainer
+    trained = trainer.ep > 1 and split.trainer_gpus_per_host % (trainer.etp * trainer.ep) != 0
+    served = plan.layout.service.expert_parallel and split.service_hosts > 1
+    return trained or served
+
+
 def topology_of(plan: Plan, cluster: ClusterSpec, base_model: str, service_name: str) -> TopologySpec:
     """See :meth:`~art_topology.planner.Plan.topology`."""
     split, hosts = plan.layout.split, hosts_in_order(cluster)
@@ -61,7 +69,7 @@ def topology_of(plan: Plan, cluster: ClusterSpec, base_model: str, service_name:
     changes: dict[str, object] = {}
     if spans and cluster.nccl_transport is None:
         changes["nccl_transport"] = NcclTransportSpec(net_name=_NETWORK)
-    if spans and cluster.nixl_transport is None:
+    if _dispatches(plan) and cluster.nixl_transport is None:
         changes["nixl_transport"] = NixlTransportSpec()
     return TopologySpec(
         cluster=msgspec.structs.replace(cluster, **changes) if changes else cluster,
