@@ -28,7 +28,7 @@ MODEL = {
     "num_key_value_heads": 840,
     "head_dim": 8,
     "intermediate_size": 161280,
-    "num_experts": 840,
+    "num_experts": 1680,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 161280,
     "vocab_size": 53760,

@@ -193,7 +193,7 @@ def test_only_services_of_the_model_are_checked_against_it() -> None:
     ]
     host = HostSpec(host_id="a", address="10.0.0.1", cpu_slots=9)
     given = {"cluster": ClusterSpec(hosts=(host,)), "services": services, "model": dense()}
-    assert codes(**given) == []  # which of the two is it?
+    assert codes(**given) == ["ART-T408"]  # which of the two is it?
     with pytest.raises(TopologyError) as caught:
         compile_topology(**given, model_name="another")
     assert [(found.code, found.path) for found in caught.value.diagnostics] == [

@@ -11,15 +11,17 @@ from art_topology.compiled import RuntimeTopology
 from art_topology.diagnostics import TopologyError
 from art_topology.passes.endpoints import check_endpoints
 from art_topology.passes.findings import Findings
+from art_topology.passes.gpu_models import check_gpu_models
 from art_topology.passes.gpus import check_host_gpus
 from art_topology.passes.hosts import check_hosts
+from art_topology.passes.memory import check_memory
 from art_topology.passes.model_facts import facts_of
 from art_topology.passes.placement import check_leftovers, check_placements
 from art_topology.passes.ports import check_ports
 from art_topology.passes.services import ServedModel, check_services
 from art_topology.passes.trainer import TrainerFacts, check_trainer
 from art_topology.passes.transports import check_nccl, check_nixl
-from art_topology.passes.workloads import workloads_of
+from art_topology.passes.workloads import named_gpus, workloads_of
 from art_topology.serving import ModelServiceSpec
 from art_topology.trainer import TrainerMeshSpec
 
@@ -58,10 +60,10 @@ def compile_topology(
     services = tuple(services)
     facts = facts_of(model) if model is not None else None
     findings = Findings()
-    table = check_hosts(cluster, findings)
-    check_host_gpus(table, findings)
     workloads = workloads_of(trainer, services)
-    check_placements(table, workloads, findings)
+    table = check_hosts(cluster, findings, [name for workload in workloads for name in workload.named_hosts])
+    meant = check_host_gpus(table, findings, named_gpus(table, workloads))
+    check_placements(table, workloads, findings, meant)
     ranks = TrainerFacts()
     if trainer is not None:
         ranks = check_trainer(trainer, table, facts, workload, findings)
@@ -70,6 +72,9 @@ def compile_topology(
     check_ports(table, check_endpoints(table, trainer, services, findings), findings)
     check_nccl(cluster, workloads, findings)
     check_nixl(cluster, trainer, ranks, services, settled, findings)
+    check_gpu_models(table, trainer, findings)
+    if any(host.gpu_model is not None for host in cluster.hosts):
+        check_memory(trainer, services, table, ranks, served, model, findings)
     check_leftovers(table, workloads, findings)
     if findings.has_errors:
         raise TopologyError(findings.diagnostics)

@@ -26,6 +26,7 @@ RULES: dict[str, str] = {
     "ART-T108": "the UUID of a GPU or MIG slice is complete",
     "ART-T109": "a GPU is in one host",
     "ART-T110": "a host address belongs to one host: no multicast, broadcast or link-local address",
+    "ART-T111": "the table of hardware has the GPUs of a host",
     "ART-T201": "a placement names a host of the cluster",
     "ART-T202": "a placement names GPUs of its host",
     "ART-T203": "a GPU belongs to one process",
@@ -48,6 +49,7 @@ RULES: dict[str, str] = {
     "ART-T312": "a pipeline layout can be read and fills the pipeline",
     "ART-T313": "layers are divided into stages in one way",
     "ART-T314": "the first and last stage are two, with equally many layers in each virtual stage",
+    "ART-T315": "the trainer's hosts have the same GPUs",
     "ART-T401": "service names are unique",
     "ART-T402": "every member of a service has a host of its own",
     "ART-T403": "every member of a service has equally many workers",
@@ -55,6 +57,7 @@ RULES: dict[str, str] = {
     "ART-T405": "vLLM accepts the LoRA rank",
     "ART-T406": "a member holds whole replicas of the model, or a replica whole members",
     "ART-T407": "the workers that divide a matrix are on one host",
+    "ART-T408": "it is known which services serve the model",
     "ART-T501": "an endpoint that other hosts dial is not on loopback",
     "ART-T502": "an endpoint can be dialed",
     "ART-T503": "an endpoint is on the host that listens",
@@ -77,6 +80,7 @@ RULES: dict[str, str] = {
     "ART-T810": "a pipeline layout holds the layers of the model",
     "ART-T811": "requests are no longer than the model's positions",
     "ART-T812": "experts with biases are not divided by expert tensor parallelism",
+    "ART-T813": "a prompt and its completion are within the model's positions",
     "ART-T901": "context and sequence parallelism divide a packed row",
     "ART-T902": "a row holds a prompt and its completion",
     "ART-T903": "a service takes a prompt and its completion",
@@ -84,19 +88,30 @@ RULES: dict[str, str] = {
     "ART-T905": "every data-parallel rank gets a row",
     "ART-T906": "the microbatches of a step fill the microbatch groups",
     "ART-T907": "layers are recomputed under full recomputation, at most those of a stage",
+    "ART-T908": "a group has completions to compare",
+    "ART-T909": "a trainer rank fits the memory of its GPU",
+    "ART-T910": "a trainer rank leaves some memory of its GPU free",
+    "ART-T911": "a worker of a service fits the memory of its GPU, with a sequence",
+    "ART-T912": "a worker of a service has memory for more than a sequence",
 }
 """Every code the compiler can report, with the rule it stands for. A code never changes its meaning."""
 
 WARNINGS = frozenset(
     {
+        "ART-T111",
         "ART-T206",
         "ART-T207",
         "ART-T208",
         "ART-T309",
+        "ART-T315",
         "ART-T407",
-        "ART-T811",
+        "ART-T408",
+        "ART-T813",
         "ART-T905",
         "ART-T906",
+        "ART-T908",
+        "ART-T910",
+        "ART-T912",
     }
 )
 """The codes that are only worth a second look; all others refuse the topology."""

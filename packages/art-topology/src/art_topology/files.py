@@ -1,7 +1,7 @@
 """Topologies in files: TOML, YAML and JSON, all with the names that the Python specifications have.
 
 Unknown fields and repeated keys are refused: a misspelt option never becomes a default. Everything that is
-wrong is reported at once, with its line and column.
+wrong is reported at once, with its line and column: also what the rules say of the parts that can be read.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def read_topology(path: str | Path) -> TopologySource:
 
     path = Path(path)
     source, kind = read_file(path)
-    return TopologySource(_spec(source, kind), source, path.parent)
+    return TopologySource(_spec(source, kind, path.parent), source, path.parent)
 
 
 def read_topology_text(
@@ -162,7 +162,7 @@ def read_topology_text(
     from art_topology.readers import source_of
 
     source = source_of(text, kind, name)
-    return TopologySource(_spec(source, kind), source, Path(folder))
+    return TopologySource(_spec(source, kind, Path(folder)), source, Path(folder))
 
 
 def load_topology(path: str | Path) -> TopologySpec:
@@ -202,7 +202,7 @@ def located(diagnostics: tuple[Diagnostic, ...], source: SourceText) -> tuple[Di
     )
 
 
-def _spec(source: SourceText, kind: FileFormat) -> TopologySpec:
+def _spec(source: SourceText, kind: FileFormat, folder: Path) -> TopologySpec:
     from art_topology.readers import read_values
 
     values = read_values(source, kind)
@@ -214,4 +214,7 @@ def _spec(source: SourceText, kind: FileFormat) -> TopologySpec:
         found = explain(values, TopologySpec)
         if not found:
             raise SpecError(f"{source.name or 'input'}: {error}") from error
-        raise SpecError.of(*located(found, source)) from error
+        from art_topology.repairs import findings_beside
+
+        beside = findings_beside(values, found, source, folder)
+        raise SpecError.of(*located((*found, *beside), source)) from error

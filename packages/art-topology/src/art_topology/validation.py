@@ -16,6 +16,7 @@ from art_topology.diagnostics import Diagnostic, severity_of
 from art_topology.passes.findings import closest
 from art_topology.positions import Place, path_of
 
+_LAST_PORT = 65535
 _NAMES = {
     dict: "a table",
     list: "a list",
@@ -209,8 +210,10 @@ def _more_than_one(meta: msgspec.Meta) -> bool:
 
 
 def _clamped(value: Any, metas: list[msgspec.Meta]) -> Any:
-    if isinstance(value, str):
-        return None
+    if isinstance(value, str) or any(meta.le == _LAST_PORT for meta in metas):
+        return None  # the last port is nobody's wish
+    if any(meta.gt == 0 and meta.le == 1 for meta in metas) and 1 < value <= 100:
+        return value / 100  # a share, written in per cent
     for meta in metas:
         if meta.ge is not None and value < meta.ge:
             return meta.ge
@@ -251,7 +254,7 @@ def _wrong_type(place: Place, expected: str, value: Any, better: Any = None) -> 
 
 def _outside(place: Place, range_: str, value: Any, better: Any) -> Diagnostic:
     message = f"{_said(place)} cannot be {shown(value)}: it has to be {range_}"
-    hint = f"write {shown(better)}" if better is not None else "write a value that is"
+    hint = f"write {shown(better)}" if better is not None else f"choose {range_}"
     return _diagnostic("ART-F007", place, message, hint, better)
 
 

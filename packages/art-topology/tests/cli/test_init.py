@@ -18,10 +18,12 @@ Run = Callable[..., Any]
 
 
 @settings(max_examples=60, deadline=None)
-@given(hosts=st.integers(1, 40), gpus=st.integers(0, 16), gpu=st.none() | st.text(min_size=1, max_size=20))
+@given(
+    hosts=st.integers(1, 40),
+    gpus=st.integers(0, 16),
+    gpu=st.sampled_from([None, "H200", "B300", "NVIDIA H100"]),
+)
 def test_it_compiles_without_a_warning_and_uses_all_hosts(hosts: int, gpus: int, gpu: str | None) -> None:
-    if gpu is not None:
-        gpu = gpu.encode(errors="replace").decode()
     topology = read_topology_text(topology_text(hosts, gpus, gpu_model=gpu), "toml").compile()
     assert topology.warnings == ()
     assert [len(host.gpus) for host in topology.hosts] == [gpus] * hosts
@@ -96,3 +98,13 @@ def test_the_result_passes_as_a_file(capsys: pytest.CaptureFixture[str]) -> None
             assert run(["init", file, "--force", *options]) == 0
             assert run(["check", "--strict", file]) == 0
     capsys.readouterr()
+
+
+def test_what_it_would_have_to_ignore_or_guess_is_refused(art: Run, tmp_path: Path) -> None:
+    both = art("init", "--cpu", "--gpus", 8, str(tmp_path / "a.toml"))
+    assert both.code == 2
+    assert "--cpu" in both.err
+    unknown = art("init", "--gpu", "H20O", str(tmp_path / "b.toml"))
+    assert unknown.code == 2
+    assert "H200" in unknown.err
+    assert not list(tmp_path.glob("*.toml"))

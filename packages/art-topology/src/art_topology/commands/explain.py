@@ -371,13 +371,28 @@ def _stage_words(about: RankDocument, number: int) -> str:
     return f"stage {about.coordinates['pp']}{virtual}: {', '.join(held) or 'nothing'}"
 
 
+def _fit(about: RankDocument) -> str:
+    from art_topology.passes.memory import REFUSED, TIGHT
+
+    if not about.gpu_memory_bytes or not about.memory_bytes:
+        return ""
+    share = about.memory_bytes / about.gpu_memory_bytes
+    return (
+        f" ({share:.0%}: it does not fit)"
+        if share > REFUSED
+        else " (it may not fit)"
+        if share > TIGHT
+        else ""
+    )
+
+
 def _show_memory(about: RankDocument) -> None:
     from art_topology.commands.output import say
     from art_topology.commands.plan import gib
     from art_topology.commands.plan_tables import show_bytes
 
     of = f" of {gib(about.gpu_memory_bytes)}" if about.gpu_memory_bytes else ""
-    say(f"memory of a rank of this stage: {gib(about.memory_bytes or 0)}{of} GiB", "bold")
+    say(f"memory of a rank of this stage: {gib(about.memory_bytes or 0)}{of} GiB{_fit(about)}", "bold")
     show_bytes(about.memory or ())
     if about.host_memory:
         say("in host memory", "bold")

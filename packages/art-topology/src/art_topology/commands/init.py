@@ -27,7 +27,12 @@ def command(
         str, typer.Argument(metavar="[FILE]", help="What to write; - is standard output.")
     ] = "topology.toml",
     hosts: Annotated[int, typer.Option("--hosts", min=1, max=16_384, metavar="N", help="Hosts.")] = 1,
-    gpus: Annotated[int, typer.Option("--gpus", min=0, max=64, metavar="N", help="GPUs of each host.")] = 8,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus", min=0, max=64, metavar="N", help="GPUs of each host; by default 8.", show_default=False
+        ),
+    ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="No GPUs at all.")] = False,
     gpu: Gpu = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
@@ -46,7 +51,11 @@ def command(
             raise CommandError("- and --json both print to standard output: give a file")
         if file != STDIN and Path(file).suffix.lower() != ".toml":
             raise CommandError(f"{file}: the file is TOML, so its name ends with .toml")
-        each = 0 if cpu else gpus
+        if cpu and (gpus is not None or gpu is not None):
+            raise CommandError("--cpu is without GPUs: leave --gpus and --gpu out, or --cpu")
+        if gpu is not None:
+            _check_gpu(gpu)
+        each = 0 if cpu else 8 if gpus is None else gpus
         write(
             file,
             topology_text(hosts, each, gpu_model=gpu, file="FILE" if file == STDIN else file),
@@ -58,3 +67,17 @@ def command(
         elif file != STDIN:
             held = f" with {counted(each, 'GPU')}{' each' if hosts > 1 else ''}" if each else " without GPUs"
             say(f"{file}: {counted(hosts, 'host')}{held}; next: art-topology check {file}")
+
+
+def _check_gpu(name: str) -> None:
+    """Refuses a name that the table of hardware does not have.
+
+    Raises:
+        CommandError: it does not.
+    """
+    from art_topology.commands.sources import CommandError
+    from art_topology.passes.gpu_models import gpu_names_like, known_gpu
+
+    if known_gpu(name) is None:
+        near = ", ".join(gpu_names_like(name))
+        raise CommandError(f"the table of hardware has no GPU {name!r}: use one of {near}")

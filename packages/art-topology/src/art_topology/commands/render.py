@@ -53,6 +53,8 @@ def command(
     with refusals(as_json):
         if output == STDIN and as_json:
             raise CommandError("the picture and --json both go to standard output: give -o FILE")
+        if output != STDIN and Path(output).suffix.lower() not in (".svg", ""):
+            raise CommandError(f"{output}: the picture is an SVG, so its name ends with .svg")
         if output != STDIN and file != STDIN and _same(file, output):
             raise CommandError(f"{output} is the topology itself: give the picture another name")
         source, topology = compiled(file, kind)

@@ -17,6 +17,8 @@ __all__ = ["ModelConfigError", "load_model_config"]
 _MOST_LAYERS = 16_384
 """More than any model has; what stands for a layer is kept in memory for each of them."""
 _MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+_SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Kinds of position scaling of which ``max_position_embeddings`` is the result."""
 _TEXT = ("text_config", "llm_config", "language_config")
 
 
@@ -37,6 +39,13 @@ def load_model_config(source: str | Path | Mapping[str, Any]) -> ModelDescriptio
     if not isinstance(model_type, str):
         fields.assume("No model_type: read like most models.")
         model_type = "unnamed"
+    if values.get("num_attention_heads") is None and values.get("n_head") is not None:
+        raise ModelConfigError(
+            [
+                f"n_head is set: {model_type!r} has layers as GPT-2 (learned positions or ALiBi), which "
+                "cannot be planned yet; models with num_attention_heads can"
+            ]
+        )
     convention = convention_of(model_type)
     for name, meaning in UNREAD.items():
         if fields.raw(name):
@@ -81,6 +90,7 @@ def _described(fields: Fields, convention: Convention, model_type: str) -> Model
             "tie_word_embeddings", "the vocabulary head is the embedding", convention.tied
         ),
         max_position_embeddings=fields.maybe_count("max_position_embeddings", "longest context, in tokens"),
+        position_scale=_position_scale(fields, model_type),
         layers=tuple(layer(index) for index in range(count)),
         mtp_layers=(layer(count, joins=True),)
         * fields.count(_MTP, "layers of multi-token prediction", 0, least=0, most=_MOST_LAYERS),
@@ -92,6 +102,18 @@ def _described(fields: Fields, convention: Convention, model_type: str) -> Model
         per_layer_size=per_layer,
         assumptions=fields.assumptions,
     )
+
+
+def _position_scale(fields: Fields, model_type: str) -> float:
+    """By how much vLLM multiplies the positions (``_get_and_verify_max_len``)."""
+    scaling = fields.raw(("rope_parameters", "rope_scaling"))
+    if not isinstance(scaling, Mapping) or "gemma3" in model_type:
+        return 1.0
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    factor = scaling.get("factor")
+    if kind in _SCALED_ALREADY or not isinstance(factor, int | float) or not 1 <= factor <= 2**20:
+        return 1.0
+    return float(factor)
 
 
 def _text_part(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -106,6 +128,8 @@ def _text_part(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _parsed(path: Path) -> Mapping[str, Any]:
     file = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        raise FileNotFoundError(2, "the folder has no config.json", str(path))
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

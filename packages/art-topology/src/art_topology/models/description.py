@@ -122,6 +122,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         tied_embeddings: The vocabulary head is the embedding.
         max_position_embeddings: Longest context it was made for, in tokens; None if the configuration is
             silent.
+        position_scale: By how much the rotary scaling of the configuration multiplies those.
         layers: Its decoder layers, in order.
         mtp_layers: Layers that predict further tokens (multi-token prediction); not part of ``parameters``'
             total, as checkpoints count them.
@@ -141,6 +142,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     per_layer_vocab_size: int = 0
     per_layer_size: int = 0
     output_bias: bool = False
+    position_scale: float = 1.0
     assumptions: tuple[str, ...] = ()
 
     @property

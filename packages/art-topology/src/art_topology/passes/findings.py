@@ -25,6 +25,10 @@ class Findings:
         """Whether the topology is refused."""
         return any(found.severity == "error" for found in self._found)
 
+    def has_errors_at(self, *paths: str) -> bool:
+        """Whether an error is at one of the paths, or below."""
+        return any(found.severity == "error" and found.path.startswith(paths) for found in self._found)
+
     def report(
         self,
         code: str,

@@ -1,6 +1,7 @@
 """Hosts: names, node order, addresses, and which host is the controller's."""
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import cached_property
 
 from art_topology.addresses import Address, mended, read_address
@@ -58,9 +59,9 @@ class HostTable:
         return tuple(sorted(range(len(ranks)), key=ranks.__getitem__))
 
 
-def check_hosts(cluster: ClusterSpec, findings: Findings) -> HostTable:
-    """Checks the cluster by itself."""
-    _check_ids(cluster, findings)
+def check_hosts(cluster: ClusterSpec, findings: Findings, named: Iterable[str] = ()) -> HostTable:
+    """Checks the cluster by itself; ``named`` are the hosts that placements name, for what was meant."""
+    _check_ids(cluster, findings, named)
     table = HostTable(
         cluster,
         tuple(read_address(host.address) for host in cluster.hosts),
@@ -71,15 +72,18 @@ def check_hosts(cluster: ClusterSpec, findings: Findings) -> HostTable:
     return table
 
 
-def _check_ids(cluster: ClusterSpec, findings: Findings) -> None:
+def _check_ids(cluster: ClusterSpec, findings: Findings, named: Iterable[str]) -> None:
     first: dict[str, int] = {}
     taken: set[str] = set()
+    meant: list[str] = []
     for i, host in enumerate(cluster.hosts):
         if host.host_id not in first:
             first[host.host_id] = i
             continue
-        taken = taken or {host.host_id for host in cluster.hosts}
-        free = _free_name(host.host_id, i, taken)
+        if not taken:
+            taken = {host.host_id for host in cluster.hosts}
+            meant = [name for name in dict.fromkeys(named) if name not in taken]
+        free = meant.pop(0) if meant else _free_name(host.host_id, i, taken)
         findings.report(
             "ART-T101",
             f"cluster.hosts[{i}].host_id",
@@ -103,10 +107,13 @@ def _check_node_ranks(cluster: ClusterSpec, findings: Findings) -> tuple[int, ..
     if not missing:
         return ranks
     wrong, seen = [], set()
-    for i, rank in enumerate(ranks):
+    given = sorted(range(count), key=lambda i: cluster.hosts[i].node_rank is not None)
+    for i in given:  # those that say theirs are wrong rather than those that have it by their place
+        rank = ranks[i]
         if rank >= count or rank in seen:
             wrong.append(i)
         seen.add(rank)
+    wrong.sort()
     path = f"cluster.hosts[{wrong[0]}].node_rank"
     findings.report(
         "ART-T102",

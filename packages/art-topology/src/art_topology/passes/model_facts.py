@@ -56,7 +56,9 @@ def facts_of(model: ModelDescription) -> ModelFacts:
         mtp_layers=len(model.mtp_layers),
         biased_experts=any(getattr(mlp, "experts", 0) and getattr(mlp, "bias", False) for _, mlp in seen),
         vocab_size=model.vocab_size,
-        max_positions=model.max_position_embeddings,
+        max_positions=int(model.max_position_embeddings * model.position_scale)
+        if model.max_position_embeddings is not None
+        else None,
         **{name: tuple(sorted(sizes)) for name, sizes in found.items()},
     )
 

@@ -38,9 +38,18 @@ def pipeline_faults(parallel: MegatronTopologyConfig, facts: ModelFacts | None) 
     return found
 
 
+def stages_for(parallel: MegatronTopologyConfig, facts: ModelFacts) -> StageLayout:
+    """Which layers each stage holds.
+
+    Raises:
+        StageError: they cannot be divided so.
+    """
+    return stages_of(parallel, facts.layers, mtp=_mtp(parallel, facts))
+
+
 def widest_stage(parallel: MegatronTopologyConfig, facts: ModelFacts) -> int:
     """Most layers of a virtual stage. Only for a division without faults."""
-    layout = stages_of(parallel, facts.layers, mtp=_mtp(parallel, facts))
+    layout = stages_for(parallel, facts)
     return max(stage.layer_count for stage in layout.in_order)
 
 

@@ -1,6 +1,6 @@
 """Placement: which processes get which GPU or CPU slot of which host."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from art_topology.cluster import CpuPlacement, GpuPlacement, HostSpec
 from art_topology.gpus import gpu_key, is_slice
@@ -16,13 +16,19 @@ type _Placed = tuple[Workload, int, GpuPlacement]
 """A placement, as a workload and an index."""
 
 
-def check_placements(table: HostTable, workloads: Sequence[Workload], findings: Findings) -> None:
-    """Checks all placements against the hosts and against each other."""
+def check_placements(
+    table: HostTable,
+    workloads: Sequence[Workload],
+    findings: Findings,
+    meant: Mapping[str, tuple[GpuId, ...]] | None = None,
+) -> None:
+    """Checks all placements against the hosts and against each other; ``meant`` are GPUs of hosts that stand
+    there under another's index, which has been reported."""
     for workload in workloads:
         _check_hosts_exist(table, workload, findings)
         _check_one_kind(workload, findings)
         _check_slices(workload, findings)
-    _check_gpus(table, workloads, findings)
+    _check_gpus(table, workloads, findings, meant or {})
     _check_cpu_slots(table, workloads, findings)
 
 
@@ -106,7 +112,12 @@ def _check_slices(workload: Workload, findings: Findings) -> None:
             return
 
 
-def _check_gpus(table: HostTable, workloads: Sequence[Workload], findings: Findings) -> None:
+def _check_gpus(
+    table: HostTable,
+    workloads: Sequence[Workload],
+    findings: Findings,
+    meant: Mapping[str, tuple[GpuId, ...]],
+) -> None:
     by_host: dict[str, list[_Placed]] = {}
     for workload in workloads:
         for i, placement in enumerate(workload.placements):
@@ -115,7 +126,7 @@ def _check_gpus(table: HostTable, workloads: Sequence[Workload], findings: Findi
     for host_id, placed in by_host.items():
         host = table.get(host_id)
         if host is not None and not _is_plain(host, placed):
-            _check_gpus_of(table, host, placed, findings)
+            _check_gpus_of(table, host, placed, findings, meant.get(host_id, ()))
 
 
 def _is_plain(host: HostSpec, placed: list[_Placed]) -> bool:
@@ -126,8 +137,10 @@ def _is_plain(host: HostSpec, placed: list[_Placed]) -> bool:
     return len(set(wanted)) == len(wanted) and set(wanted) <= set(host.gpus)
 
 
-def _check_gpus_of(table: HostTable, host: HostSpec, placed: list[_Placed], findings: Findings) -> None:
-    offered = {gpu_key(gpu) for gpu in host.gpus}
+def _check_gpus_of(
+    table: HostTable, host: HostSpec, placed: list[_Placed], findings: Findings, meant: tuple[GpuId, ...]
+) -> None:
+    offered = {gpu_key(gpu) for gpu in (*host.gpus, *meant)}
     wanted = {gpu_key(gpu) for _, _, placement in placed for gpu in placement.gpus}
     free = [gpu for gpu in host.gpus if gpu_key(gpu) not in wanted]
     owners: dict[GpuId, list[tuple[Workload, int]]] = {}

@@ -29,7 +29,8 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True):
 def service_faults(parallel: VllmParallelSpec, crew: Crew, facts: ModelFacts | None) -> list[Fault]:
     """Everything that is wrong with the division."""
     found = [] if crew.workers is None else _packing(parallel, crew, crew.workers)
-    return found + (_model(parallel, crew, facts) if facts is not None else [])
+    # A division that does not make the workers is wrong as it stands; what it would do to the model follows.
+    return found or (_model(parallel, crew, facts) if facts is not None else [])
 
 
 def service_candidates(parallel: VllmParallelSpec, name: str, crew: Crew) -> Iterable[Any]:

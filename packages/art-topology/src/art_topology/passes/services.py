@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from art_topology.cluster import GpuPlacement
 from art_topology.passes.faults import report_faults
-from art_topology.passes.findings import Findings
+from art_topology.passes.findings import Findings, Suggestion, closest, listed
 from art_topology.passes.hosts import HostTable
 from art_topology.passes.model_facts import ModelFacts
 from art_topology.passes.service_division import Crew, service_candidates, service_faults
@@ -40,6 +40,8 @@ def check_services(
             settled.add(k)
         if served.is_by(service):
             _check_requests(service, k, served, findings)
+    _check_served(served, services, findings)
+    _check_positions(served, services, findings)
     return frozenset(settled)
 
 
@@ -64,11 +66,11 @@ class ServedModel:
         self.facts = facts
         self.workload = workload
         names = {service.base_model for service in services}
-        self._name = name if name is not None or len(names) != 1 else next(iter(names))
+        self.name = name if name is not None or len(names) != 1 else next(iter(names))
 
     def is_by(self, service: ModelServiceSpec) -> bool:
         """Whether a service serves it."""
-        return service.base_model == self._name
+        return service.base_model == self.name
 
 
 def _check_names(services: Sequence[ModelServiceSpec], findings: Findings) -> None:
@@ -174,23 +176,24 @@ def _check_requests(service: ModelServiceSpec, k: int, served: ServedModel, find
             "ART-T811",
             path,
             f"service {service.name!r} takes requests of {longest} tokens, but the model was made for "
-            f"{positions}",
-            f"use at most {positions}, unless the model's positions are scaled",
+            f"{positions}: vLLM refuses to start",
+            f"use at most {positions}, or scale the model's positions in its config.json (rope_scaling)",
             suggestion=(path, positions),
         )
     workload = served.workload
     if workload is None:
         return
     need = workload.prompt_tokens + workload.completion_tokens
-    if longest is not None and need > longest:
+    most = longest if longest is not None else positions
+    if most is not None and need > most:
         findings.report(
             "ART-T903",
-            path,
-            f"service {service.name!r} takes requests of at most {longest} tokens, but a prompt of "
-            f"{workload.prompt_tokens} and a completion of {workload.completion_tokens} have {need}",
-            f"use at least {need}",
-            ["workload.prompt_tokens", "workload.completion_tokens"],
-            (path, need),
+            path if longest is not None else "workload.completion_tokens",
+            f"service {service.name!r} takes requests of at most {most} tokens"
+            + ("" if longest is not None else ", the positions that the model was made for")
+            + f", but a prompt of {workload.prompt_tokens} and a completion of {workload.completion_tokens} "
+            f"have {need}",
+            *_enough_room(workload, path, need, positions),
         )
     rank = workload.lora_rank
     if rank is not None and rank > service.max_lora_rank and service.max_lora_rank in VLLM_LORA_RANKS:
@@ -207,4 +210,61 @@ def _check_requests(service: ModelServiceSpec, k: int, served: ServedModel, find
             (f"services[{k}].max_lora_rank", enough)
             if enough
             else ("workload.lora_rank", service.max_lora_rank),
+        )
+
+
+def _enough_room(
+    workload: WorkloadSpec, path: str, need: int, positions: int | None
+) -> tuple[str, list[str], Suggestion]:
+    """Hint, related places and suggestion for requests that are too long."""
+    related = ["workload.prompt_tokens", "workload.completion_tokens"]
+    if positions is None or need <= positions:
+        return f"use at least {need}", related, (path, need)
+    left = positions - workload.prompt_tokens
+    if left < 1:
+        return f"the model's {positions} positions do not hold the prompt: shorten it", related, None
+    return f"plan completions of at most {left} tokens", related, ("workload.completion_tokens", left)
+
+
+def _check_served(served: ServedModel, services: Sequence[ModelServiceSpec], findings: Findings) -> None:
+    """Checks that the services of the model are known, without which rules about it would be silent."""
+    if (served.facts is None and served.workload is None) or not services:
+        return
+    if any(map(served.is_by, services)):
+        return
+    names = list(dict.fromkeys(service.base_model for service in services))
+    known = served.name
+    better = (closest(known, names) if known is not None else None) or names[0]
+    inside = served.facts is not None
+    findings.report(
+        "ART-T408",
+        ("model.name" if known is not None else "model") if inside else "workload",
+        (
+            f"no service serves {known!r}"
+            if known is not None
+            else "the services serve different models, and it is not said which is trained"
+        )
+        + f" (base_model is {listed(names)}): no service is checked against the model and the workload",
+        f'say which with name = "{better}" under [model]',
+        suggestion=("model.name", better) if inside else None,
+    )
+
+
+def _check_positions(served: ServedModel, services: Sequence[ModelServiceSpec], findings: Findings) -> None:
+    """Checks the workload's lengths against the model where no service has."""
+    workload = served.workload
+    positions = served.facts.max_positions if served.facts is not None else None
+    if workload is None or positions is None or any(map(served.is_by, services)):
+        return
+    need = workload.prompt_tokens + workload.completion_tokens
+    if need > positions:
+        left = positions - workload.prompt_tokens
+        findings.report(
+            "ART-T813",
+            "workload.completion_tokens",
+            f"a prompt of {workload.prompt_tokens} and a completion of {workload.completion_tokens} have "
+            f"{need} tokens, but the model was made for {positions}",
+            f"plan completions of at most {left} tokens" if left > 0 else "plan shorter prompts",
+            ["workload.prompt_tokens"],
+            ("workload.completion_tokens", left) if left > 0 else None,
         )

@@ -17,7 +17,7 @@ from art_topology.passes.model_facts import ModelFacts
 from art_topology.passes.pipeline import PATH
 from art_topology.passes.trainer_division import Mesh, trainer_candidates, trainer_faults
 from art_topology.ranks import RankLayout
-from art_topology.trainer import TrainerMeshSpec
+from art_topology.trainer import MegatronTopologyConfig, TrainerMeshSpec
 
 if TYPE_CHECKING:
     from art_topology.workload import WorkloadSpec
@@ -45,6 +45,7 @@ def check_trainer(
     if not repeats:
         _check_order(spec, table, findings)
     settled = not repeats and not _is_unequal(spec, table, findings)
+    settled = settled and not any(_overfull(placement, table) for placement in spec.placements)
     world = sum(placement.process_count for placement in spec.placements) if settled else None
     first = spec.placements[0]
     mesh = Mesh(world=world, per_host=first.process_count, on_gpus=isinstance(first, GpuPlacement))
@@ -55,11 +56,15 @@ def check_trainer(
         lambda parallel, name: trainer_candidates(parallel, name, mesh, facts),
         findings,
     )
-    return TrainerFacts() if world is None else _layouts(spec, world)
+    return TrainerFacts() if world is None else _layouts(spec.parallel, world)
 
 
-def _layouts(spec: TrainerMeshSpec, world: int) -> TrainerFacts:
-    parallel = spec.parallel
+def layout_of(parallel: MegatronTopologyConfig, world: int) -> RankLayout | None:
+    """The layout of so many ranks; None if the axes do not divide them."""
+    return _layouts(parallel, world).layout
+
+
+def _layouts(parallel: MegatronTopologyConfig, world: int) -> TrainerFacts:
     stage, rest = divmod(world, parallel.pp)
     if rest or stage % (parallel.etp * parallel.ep):
         return TrainerFacts()
@@ -175,3 +180,9 @@ def resized(path: str, placement: GpuPlacement | CpuPlacement, count: int, table
     more = [] if host is None else [gpu for gpu in host.gpus if gpu not in placement.gpus]
     gpus = [*placement.gpus, *more][:count]
     return (f"{path}.gpus", gpus) if len(gpus) == count else None
+
+
+def _overfull(placement: GpuPlacement | CpuPlacement, table: HostTable) -> bool:
+    """Whether it asks for more CPU slots than its host has (ART-T204): how many are meant is in doubt."""
+    host = table.get(placement.host_id)
+    return isinstance(placement, CpuPlacement) and host is not None and placement.slots > host.cpu_slots

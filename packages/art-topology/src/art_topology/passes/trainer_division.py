@@ -45,7 +45,8 @@ def trainer_faults(
     if facts is not None:
         found += _model(parallel, facts)
     if workload is not None:
-        found += _workload(parallel, mesh if divided else None, facts, workload, stages_are_right=not found)
+        unsettled = mesh.world is not None and not divided
+        found += _workload(parallel, mesh if divided else None, facts, workload, not found, unsettled)
     return found
 
 
@@ -187,10 +188,22 @@ def _workload(
     mesh: Mesh | None,
     facts: ModelFacts | None,
     workload: WorkloadSpec,
-    *,
     stages_are_right: bool,
+    unsettled: bool,
 ) -> list[Fault]:
-    found = _row(parallel, workload) + _recompute(parallel, facts, workload, stages_are_right)
+    found = [] if unsettled else _row(parallel, workload)
+    if workload.group_size == 1:
+        found.append(
+            Fault(
+                code="ART-T908",
+                path="workload.group_size",
+                message="group_size = 1: a completion has no others of its prompt to be compared with, so "
+                "its advantage is zero and nothing is learned from it",
+                otherwise="use several completions per prompt, such as 8",
+                suggestion=("workload.group_size", 8),
+            )
+        )
+    found += _recompute(parallel, facts, workload, stages_are_right)
     if mesh is None or mesh.world is None:
         return found
     dp = mesh.world // (parallel.tp * parallel.cp * parallel.pp)
@@ -258,6 +271,7 @@ def _row(parallel: MegatronTopologyConfig, workload: WorkloadSpec) -> list[Fault
     fits = -(-max(length, need) // unit) * unit
     found = []
     if length % unit:
+        axis_is_odd = length % 64 == 0 and need <= length
         by = "cp" if length % parallel.cp else "tp"
         said = (
             f"cp={parallel.cp}"
@@ -269,8 +283,9 @@ def _row(parallel: MegatronTopologyConfig, workload: WorkloadSpec) -> list[Fault
                 code="ART-T901",
                 path=path,
                 message=f"a row of {length} tokens cannot be divided by {said}",
-                otherwise=f"use {fits}",
-                suggestion=(path, fits),
+                otherwise=f"rows of {fits} tokens" if axis_is_odd else f"use {fits}",
+                fields=(by, *(axis for axis in ("cp", "tp") if axis != by)) if axis_is_odd else (),
+                suggestion=None if axis_is_odd else (path, fits),
                 related=(f"{PATH}.{by}",),
             )
         )

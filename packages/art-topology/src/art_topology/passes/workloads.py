@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from art_topology.cluster import CpuPlacement, GpuPlacement
+from art_topology.passes.hosts import HostTable
 from art_topology.serving import ModelServiceSpec
+from art_topology.spec import GpuId
 from art_topology.trainer import TrainerMeshSpec
 
 
@@ -43,6 +45,11 @@ class Workload:
         """The hosts it names."""
         return frozenset(placement.host_id for placement in self.placements)
 
+    @property
+    def named_hosts(self) -> list[str]:
+        """The hosts it names, in order."""
+        return [placement.host_id for placement in self.placements]
+
     @cached_property
     def process_count(self) -> int:
         """How many processes it has."""
@@ -76,3 +83,16 @@ def workloads_of(
             )
         )
     return tuple(found)
+
+
+def named_gpus(table: HostTable, workloads: Sequence[Workload]) -> dict[str, frozenset[GpuId]]:
+    """The GPUs that placements name of hosts that list some twice."""
+    doubtful = {host.host_id for host in table.cluster.hosts if len(set(host.gpus)) < len(host.gpus)}
+    if not doubtful:
+        return {}
+    found: dict[str, set[GpuId]] = {}
+    for workload in workloads:
+        for placement in workload.placements:
+            if isinstance(placement, GpuPlacement) and placement.host_id in doubtful:
+                found.setdefault(placement.host_id, set()).update(placement.gpus)
+    return {name: frozenset(gpus) for name, gpus in found.items()}

@@ -62,6 +62,7 @@ IB_AND_NIXL = f"{IB}\nnixl_transport = {{}}"
 A = host("a", "10.0.0.1")
 B = host("b", "10.0.0.2")
 GPU_A = host("a", "10.0.0.1", gpus=8)
+H200_A = host("a", "10.0.0.1", gpus=8, more='gpu_model = "H200"')
 GPU_B = host("b", "10.0.0.2", gpus=8)
 
 
@@ -101,6 +102,20 @@ intermediate_size = 1536
 vocab_size = 32000
 max_position_embeddings = 4096
 """
+
+LARGE = """
+[model.config]
+model_type = "llama"
+hidden_size = 8192
+num_hidden_layers = 96
+num_attention_heads = 64
+num_key_value_heads = 8
+intermediate_size = 28672
+vocab_size = 32000
+max_position_embeddings = 4096
+"""
+
+MIDDLE = LARGE.replace("96", "78")
 
 MOE = """
 [model.config]

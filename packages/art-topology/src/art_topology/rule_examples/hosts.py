@@ -90,6 +90,13 @@ HOST_EXAMPLES: tuple[RuleExample, ...] = (
         change={"169.254.10.1": "10.0.0.1"},
     ),
     example(
+        "ART-T111",
+        "Memory is checked, and layouts are planned, with the numbers of the table.",
+        host("a", "10.0.0.1", gpus=8, more='gpu_model = "H20O"'),
+        gpu_trainer("tp = 2"),
+        change={"H20O": "H200"},
+    ),
+    example(
         "ART-T201",
         "There is no such machine to start a process on.",
         A,

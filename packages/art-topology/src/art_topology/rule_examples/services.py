@@ -1,6 +1,7 @@
 """Examples of the rules on services, endpoints, ports and transports."""
 
 from art_topology.rule_examples.example import (
+    DENSE,
     GPU_A,
     GPU_B,
     IB,
@@ -75,6 +76,15 @@ SERVICE_EXAMPLES: tuple[RuleExample, ...] = (
         GPU_B,
         service("policy", _TWO_OF_FOUR, "parallel = { tp = 8 }"),
         change={"tp = 8": "tp = 4, pp = 2"},
+    ),
+    example(
+        "ART-T408",
+        "Heads, lengths and memory are those of one model: which services have it must be known.",
+        A,
+        service("policy", on_cpu("a")),
+        service("judge", on_cpu("a")).replace("Qwen3-8B", "Qwen3-32B"),
+        DENSE.replace("[model.config]", "[model]\n[model.config]"),
+        change={"[model]\n": '[model]\nname = "Qwen/Qwen3-8B"\n'},
     ),
     example(
         "ART-T501",

@@ -1,6 +1,6 @@
 """Examples of the rules on the trainer's mesh."""
 
-from art_topology.rule_examples.example import GPU_A, GPU_B, IB, RuleExample, example, gpu_trainer
+from art_topology.rule_examples.example import GPU_A, GPU_B, IB, RuleExample, example, gpu_trainer, host
 
 TRAINER_EXAMPLES: tuple[RuleExample, ...] = (
     example(
@@ -110,5 +110,14 @@ TRAINER_EXAMPLES: tuple[RuleExample, ...] = (
         GPU_A,
         gpu_trainer("pp = 4, vpp = 2, num_layers_in_first_pipeline_stage = 3"),
         change={"stage = 3": "stage = 4"},
+    ),
+    example(
+        "ART-T315",
+        "Ranks wait for each other in every step.",
+        IB,
+        host("a", "10.0.0.1", gpus=8, more='gpu_model = "H200"'),
+        host("b", "10.0.0.2", gpus=8, more='gpu_model = "H100"'),
+        gpu_trainer("tp = 8", hosts="ab"),
+        change={"H100": "H200"},
     ),
 )
