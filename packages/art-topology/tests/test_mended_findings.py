@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from art_topology import Diagnostic, SpecError, TopologyError, apply_suggestion, parse_topology
+from art_topology import (
+    Diagnostic,
+    ModelServiceSpec,
+    SpecError,
+    TopologyError,
+    WorkloadSpec,
+    apply_suggestion,
+    parse_topology,
+)
 from art_topology.files import read_topology_text
 
 LLAMA_405B = """
@@ -215,3 +223,24 @@ def test_findings_of_services_after_a_broken_one_have_their_own_places() -> None
     assert all(each.location is not None for each in others)
     assert others[0].location is not None
     assert "17" in others[0].location.text
+
+
+def test_a_name_that_is_none_of_the_options_is_shown_with_them() -> None:
+    with pytest.raises(SpecError, match=r"'int4' is not one of 'bfloat16', 'float16', 'float32'"):
+        WorkloadSpec(
+            packed_sequence_length=64,
+            groups_per_step=1,
+            group_size=2,
+            prompt_tokens=1,
+            completion_tokens=1,
+            dtype="int4",  # type: ignore[arg-type]
+        )
+
+
+def test_hints_about_ranges_can_be_followed() -> None:
+    text = cluster(1) + service("parallel = { tp = 8 }\ngpu_memory_utilization = 90")
+    [share] = found(text)
+    assert share.suggestion == ("services[0].gpu_memory_utilization", 0.9)
+    port = 'parallel = { tp = 8 }\nleader = { host = "10.0.0.1", port = 70000 }'
+    [beyond] = found(cluster(1) + service(port))
+    assert (beyond.suggestion, beyond.hint) == (None, "choose from 0 to 65535")

@@ -108,7 +108,7 @@ def _run(arguments: list[str]) -> int:
     try:
         code = application()(arguments, prog_name="art-topology", standalone_mode=False)
     except usage_error as error:
-        return _wrong_use(error)
+        return _wrong_use(error, as_json="--json" in arguments)
     except typer.Abort:
         return _INTERRUPTED
     except SystemExit as leave:
@@ -119,7 +119,7 @@ def _run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _wrong_use(error: Any) -> int:
+def _wrong_use(error: Any, *, as_json: bool) -> int:
     from art_topology.diagnostics import printable
 
     context = getattr(error, "ctx", None)
@@ -127,6 +127,12 @@ def _wrong_use(error: Any) -> int:
     message = printable(" ".join(str(error.format_message()).split()))
     if type(error).__name__ == "NoArgsIsHelpError" or not message:
         message = "what is to be done? A command is missing"
+    if as_json:
+        from art_topology.commands.documents import Refusal
+        from art_topology.commands.output import print_json
+
+        print_json(Refusal(message=f"{name}: {message}", diagnostics=()))
+        return _USAGE_ERROR
     sys.stderr.write(f"{name}: {message}\nTry '{name} --help'.\n")
     return _USAGE_ERROR
 

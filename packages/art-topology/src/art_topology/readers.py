@@ -36,11 +36,19 @@ def read_file(path: Path) -> tuple[SourceText, FileFormat]:
         SpecError: it cannot be read, is too large, is not UTF-8, or its suffix is of no format.
     """
     kind = FORMATS.get(path.suffix.lower())
-    if kind is None:
-        raise _unreadable(path, "the suffix says the format", f"use one of {', '.join(FORMATS)}")
     try:
+        if path.is_dir():
+            raise _unreadable(path, "it is a folder", f"name a file in it: {', '.join(FORMATS)}")
+        if kind is None:
+            raise _unreadable(
+                path,
+                f"its suffix {path.suffix!r} says no format" if path.suffix else "it has no suffix",
+                f"use one of {', '.join(FORMATS)}, or --format toml, yaml or json",
+            )
         if path.exists() and not path.is_file():
-            raise _unreadable(path, "it is no regular file", "name a file")
+            raise _unreadable(
+                path, "it is a pipe or a device, not a file", "read it from standard input: - with --format"
+            )
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:

@@ -6,7 +6,7 @@ topology can be written down whole, and compiled to see everything that is wrong
 """
 
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -88,7 +88,13 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 if type(checked) is str and not checked.isascii():
                     checked.encode()
             except (msgspec.ValidationError, OverflowError) as error:
-                raise SpecError(f"{type(self).__name__}.{name}: {error}; it is {_shown(value)}") from None
+                options = ", ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else ""
+                told = (
+                    f"{_shown(value)} is not one of {options}"
+                    if options
+                    else f"{error}; it is {_shown(value)}"
+                )
+                raise SpecError(f"{type(self).__name__}.{name}: {told}") from None
             except UnicodeEncodeError as error:
                 raise SpecError(f"{type(self).__name__}.{name}: half a character ({error.reason})") from None
             if checked is not value:

@@ -66,6 +66,7 @@ def test_existing_files_are_kept(art: Run, folder: Path) -> None:
     assert "--force" in done.err
     assert (folder / "topology.toml").read_text() == "mine"
     assert art("init", "--gpus", 4, "--force", "--json").json == {
+        "ok": True,
         "file": "topology.toml",
         "hosts": 1,
         "gpus": 4,

@@ -214,3 +214,33 @@ def test_errors_of_a_file_go_to_standard_error(art: Run, broken_file: Path) -> N
         document = art(command, "broken.toml", *(["-o", "x.svg"] if command == "render" else []), "--json")
         assert document.code == 1
         assert len(document.json["diagnostics"]) == 2
+
+
+def test_wrong_use_with_json_is_one_document(art: Run, cluster_file: Path) -> None:
+    for arguments in (
+        ["explain", "--json"],
+        ["check", "--nothing", "--json"],
+        ["explain", cluster_file, "--rank", "x", "--json"],
+    ):
+        done = art(*arguments)
+        assert done.code == 2
+        assert msgspec.json.decode(done.out, type=Refusal).message.startswith("art-topology")
+
+
+def test_the_format_of_diff_is_that_of_standard_input(art: Run, cluster_file: Path) -> None:
+    done = art("diff", cluster_file, cluster_file, "--format", "json", "--json")
+    assert (done.code, done.json["ok"], done.json["equal"]) == (0, True, True)
+    assert art("diff", cluster_file, cluster_file, "--format", "xml").code == 2
+
+
+def test_a_picture_is_an_svg(art: Run, cluster_file: Path, tmp_path: Path) -> None:
+    done = art("render", cluster_file, "-o", tmp_path / "x.png")
+    assert done.code == 2
+    assert ".svg" in done.err
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_what_is_no_file_with_a_format_says_how_it_can_be_read(art: Run, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("[cluster]")
+    assert "--format" in art("check", tmp_path / "plain").out
+    assert "folder" in art("check", tmp_path).out

@@ -74,8 +74,9 @@ def _topology(file: str, kind: str | None) -> RuntimeTopology:
 
     from art_topology.commands.sources import CommandError, compiled
     from art_topology.fingerprint import FingerprintError, topology_from_json
+    from art_topology.readers import FORMATS
 
-    if kind in (None, "json") and Path(file).suffix.lower() == ".json":
+    if Path(file).suffix.lower() == ".json":
         try:
             data = Path(file).read_bytes() if Path(file).is_file() else b""
         except (OSError, ValueError):
@@ -85,4 +86,6 @@ def _topology(file: str, kind: str | None) -> RuntimeTopology:
                 return topology_from_json(data)
             except FingerprintError as error:
                 raise CommandError(f"{file}: {error}") from error
-    return compiled(file, kind)[1]
+    # --format is about standard input; a file's suffix says its own, if it has one.
+    told = Path(file).suffix.lower() in FORMATS and kind in FORMATS.values()
+    return compiled(file, None if told else kind)[1]

@@ -283,6 +283,7 @@ class RankDocument(Document, frozen=True, kw_only=True):
     """Of ``explain --rank``.
 
     Args:
+        ok: Always true: the command did its work.
         file: As it was given.
         rank: The rank.
         world_size: Of how many.
@@ -304,6 +305,7 @@ class RankDocument(Document, frozen=True, kw_only=True):
         ports: What listens on its host.
     """
 
+    ok: Literal[True] = True
     file: str
     rank: int
     world_size: int
@@ -357,6 +359,7 @@ class TopologyDocument(Document, frozen=True, kw_only=True):
     """Of ``explain`` without a rank.
 
     Args:
+        ok: Always true: the command did its work.
         file: As it was given.
         summary: In words.
         fingerprint: SHA-256 of the compiled topology, in hex.
@@ -367,6 +370,7 @@ class TopologyDocument(Document, frozen=True, kw_only=True):
         warnings: What is worth a second look.
     """
 
+    ok: Literal[True] = True
     file: str
     summary: str
     fingerprint: str
@@ -411,12 +415,14 @@ class GroupsDocument(Document, frozen=True, kw_only=True):
     """Of ``groups``. It is written as it is made, however many groups there are.
 
     Args:
+        ok: Always true: the command did its work.
         file: As it was given.
         world_size: Ranks of the trainer.
         families: Those that were asked for.
         groups: All groups of these families, or with ``--rank`` those of the rank.
     """
 
+    ok: Literal[True] = True
     file: str
     world_size: int
     families: tuple[FamilyRow, ...]
@@ -443,6 +449,7 @@ class DiffDocument(Document, frozen=True, kw_only=True):
     """Of ``diff``.
 
     Args:
+        ok: Always true: the command did its work.
         equal: Whether both mean the same.
         summary: What restarts and what stays warm, one line.
         changes: All differences.
@@ -452,6 +459,7 @@ class DiffDocument(Document, frozen=True, kw_only=True):
         new_fingerprint: Of the second.
     """
 
+    ok: Literal[True] = True
     equal: bool
     summary: str
     changes: tuple[ChangeRow, ...]
@@ -465,11 +473,13 @@ class WrittenDocument(Document, frozen=True, kw_only=True):
     """Of ``init``.
 
     Args:
+        ok: Always true: the command did its work.
         file: What was written.
         hosts: How many it has.
         gpus: How many, of all hosts.
     """
 
+    ok: Literal[True] = True
     file: str
     hosts: int
     gpus: int
@@ -479,6 +489,7 @@ class PictureDocument(Document, frozen=True, kw_only=True):
     """Of ``render``.
 
     Args:
+        ok: Always true: the command did its work.
         file: What was written.
         width: In pixels.
         height: In pixels.
@@ -486,6 +497,7 @@ class PictureDocument(Document, frozen=True, kw_only=True):
         hosts: How many there are.
     """
 
+    ok: Literal[True] = True
     file: str
     width: int
     height: int

@@ -188,7 +188,7 @@ def _stream(file: str, trainer: CompiledTrainer, families: tuple[GroupFamily, ..
         return msgspec.json.encode(value).decode()
 
     write = sys.stdout.write
-    write(f'{{\n  "file": {encoded(file)},\n  "world_size": {layout.world_size},\n')
+    write(f'{{\n  "ok": true,\n  "file": {encoded(file)},\n  "world_size": {layout.world_size},\n')
     write(f'  "families": {encoded(rows)},\n  "groups": [')
     separator = "\n    "
     for family, index, group in _groups(trainer, families, rank):
