@@ -8,7 +8,6 @@ import pytest
 
 from art_topology import (
     Diagnostic,
-    ModelServiceSpec,
     SpecError,
     TopologyError,
     WorkloadSpec,
@@ -244,3 +243,15 @@ def test_hints_about_ranges_can_be_followed() -> None:
     port = 'parallel = { tp = 8 }\nleader = { host = "10.0.0.1", port = 70000 }'
     [beyond] = found(cluster(1) + service(port))
     assert (beyond.suggestion, beyond.hint) == (None, "choose from 0 to 65535")
+
+
+def test_a_date_of_yaml_is_told_from_a_text() -> None:
+    text = "cluster: {hosts: [{host_id: 2026-01-02, address: 10.0.0.1}]}"
+    with pytest.raises(SpecError, match=r"is a date\n(.*\n)*.*put it in quotes"):
+        parse_topology(text, "yaml")
+
+
+def test_hints_do_not_repeat_themselves() -> None:
+    text = cluster(1) + trainer(1, "cp = 3", "[0, 1, 2, 3, 4, 5]") + WORKLOAD
+    [only] = found(text)
+    assert only.hint == "use cp=2, or rows of 65538 tokens"

@@ -6,6 +6,7 @@ values again, field by field, and lists them all.
 
 from __future__ import annotations
 
+import datetime
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAliasType, Union, get_args, get_origin
@@ -25,11 +26,18 @@ _NAMES = {
     int: "an integer",
     float: "a number",
     type(None): "nothing",
+    datetime.date: "a date",
+    datetime.datetime: "a date and time",
+    datetime.time: "a time",
 }
 
 
 def explain(values: Any, kind: Any) -> tuple[Diagnostic, ...]:
     """Everything that keeps ``values`` from being of the type ``kind``; empty if nothing does."""
+    if values is None:
+        return (
+            _diagnostic("ART-F006", (), "the file is empty", "`art-topology init` writes one to start from"),
+        )
     return tuple(_walk(values, kind, ()))
 
 
@@ -249,6 +257,8 @@ def _wrong_type(place: Place, expected: str, value: Any, better: Any = None) -> 
         f"{_said(place)} is {expected}, but {shown(value)} is {_NAMES.get(type(value), type(value).__name__)}"
     )
     hint = f"write {shown(better)}" if better is not None else f"write {expected}"
+    if isinstance(value, datetime.date | datetime.time) and "a text" in expected:
+        hint = "put it in quotes, so that it is a text"
     return _diagnostic("ART-F006", place, message, hint, better)
 
 

@@ -268,3 +268,27 @@ def test_the_leader_and_the_controller_are_marked(topology_of: Make) -> None:
     assert ["controller" in texts(host) for host in hosts] == [True, False, False]
     assert [any("API of policy" in text for text in texts(host)) for host in hosts] == [False, True, False]
     assert sum(text.startswith("\N{BLACK STAR} policy") for text in texts(root)) == 1
+
+
+def test_slices_can_be_told_apart_and_many_runs_of_layers_are_counted() -> None:
+    from art_topology.files import read_topology_text
+    from art_topology.render.facts import Facts
+
+    slices = [f"MIG-4e0c1a3d-6f5b-4d7e-9b1a-2c3d4e5f60{n}" for n in (71, 72)]
+    text = f"""
+[[cluster.hosts]]
+host_id = "a"
+address = "10.0.0.1"
+gpus = {slices}
+cpu_slots = 3
+[trainer]
+placements = [{{ device = "cpu", host_id = "a", slots = 2 }}]
+parallel = {{ pp = 2, pipeline_layout = "Et|t|t|t|t|tL" }}
+"""
+    cells = Facts(read_topology_text(text, "toml").compile()).host(0).cells
+    assert [cell.device for cell in cells[:2]] == [
+        "MIG \N{HORIZONTAL ELLIPSIS}5f6071",
+        "MIG \N{HORIZONTAL ELLIPSIS}5f6072",
+    ]
+    assert [cell.name for cell in cells[:2]] == slices
+    assert [cell.stage for cell in cells[2:]] == ["3 layers from 0, 2, 4", "3 layers from 1, 3, 5"]

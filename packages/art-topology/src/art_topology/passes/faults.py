@@ -64,7 +64,8 @@ def report_faults[P: msgspec.Struct](
             if changes is not None:
                 suggestion = _suggested(parallel, path, changes)
                 told = _told(changes)
-                hint = f"{told}, or {fault.otherwise}" if fault.otherwise else told
+                other = fault.otherwise.removeprefix("use ")
+                hint = f"{told}, or {other}" if other and other not in told else told
         findings.report(fault.code, fault.path, fault.message, hint, fault.related, suggestion)
     return faults
 

@@ -217,7 +217,7 @@ def _worker_name(worker: Worker) -> str:
 
 
 def _cell_title(cell: Cell) -> str:
-    told = [cell.device]
+    told = [cell.name or cell.device]
     told += [f"trainer rank {cell.rank}"] if cell.rank is not None else []
     told += [cell.stage] if cell.stage else []
     told += [
@@ -225,7 +225,7 @@ def _cell_title(cell: Cell) -> str:
         for worker in cell.workers
     ]
     told += [f"{bar.family} group {bar.group}" for bar in cell.bars]
-    return ", ".join(told) if len(told) > 1 else f"{cell.device}, free"
+    return ", ".join(told) if len(told) > 1 else f"{told[0]}, free"
 
 
 def _draw_bars(

@@ -39,7 +39,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One device.
 
     Args:
-        device: What it is, such as "GPU 3".
+        device: What it is, such as "GPU 3"; a UUID cut short.
+        name: The same with the whole UUID.
         rank: The trainer's rank on it.
         stage: The layers of that rank, or its stage; empty without pipeline parallelism.
         workers: Workers of services on it.
@@ -47,6 +48,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     device: str
+    name: str = ""
     rank: int | None = None
     stage: str = ""
     workers: tuple[Worker, ...] = ()
@@ -130,9 +132,16 @@ class Facts:
         elif workers:
             service = self.topology.services[workers[0].service]
             bars = _service_bars(service.parallel, workers[0].number, service.name)
-        name = f"CPU slot {device.slot}" if isinstance(device, CpuDevice) else _gpu(device.gpu)
+        if isinstance(device, CpuDevice):
+            name = label = f"CPU slot {device.slot}"
+        else:
+            name, label = (
+                str(device.gpu) if isinstance(device.gpu, str) else _gpu(device.gpu),
+                _gpu(device.gpu),
+            )
         return Cell(
-            device=name,
+            device=label,
+            name=name,
             rank=rank,
             stage=self._stage(rank) if rank is not None else "",
             workers=workers,
@@ -147,12 +156,19 @@ class Facts:
         if self._stages is None:
             return f"stage {stage}"
         runs = [run.layers for run in self._stages.rank(stage) if run.layer_count]
+        if len(runs) > 2:
+            count, first = sum(map(len, runs)), ", ".join(str(run[0]) for run in runs)
+            return f"{count} layers from {first}"
         shown = [f"{run[0]}\N{EN DASH}{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
         return f"layers {', '.join(shown)}" if shown else f"stage {stage}"
 
 
 def _gpu(gpu: int | str) -> str:
-    return f"GPU {gpu}" if isinstance(gpu, int) else gpu
+    """The index, or of a UUID the kind and the last digits: those by which UUIDs can be told apart."""
+    if isinstance(gpu, int):
+        return f"GPU {gpu}"
+    kind, _, rest = gpu.partition("-")
+    return f"{kind} \N{HORIZONTAL ELLIPSIS}{rest[-6:]}" if len(rest) > 12 else gpu
 
 
 def _stages(topology: RuntimeTopology, model: ModelDescription | None) -> StageLayout | None:
