@@ -244,3 +244,9 @@ def test_what_is_no_file_with_a_format_says_how_it_can_be_read(art: Run, tmp_pat
     (tmp_path / "plain").write_text("[cluster]")
     assert "--format" in art("check", tmp_path / "plain").out
     assert "folder" in art("check", tmp_path).out
+
+
+def test_a_topology_without_a_workload_is_no_workload(art: Run, cluster_file: Path) -> None:
+    done = art("explain", cluster_file, "--rank", 0, "--workload", cluster_file)
+    assert done.code == 2
+    assert "without a [workload]" in done.err

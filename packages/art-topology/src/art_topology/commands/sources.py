@@ -169,6 +169,10 @@ def workload_of(file: str) -> WorkloadSpec:
     source = source_of(_text(file, file), kind, file)
     values = read_values(source, kind)
     inside = isinstance(values, dict) and isinstance(values.get("workload"), dict)
+    if isinstance(values, dict) and "cluster" in values and not inside:
+        raise CommandError(
+            f"{file} is a topology without a [workload]: add one, or name a file with its fields"
+        )
     if inside:
         values = values["workload"]
     try:
