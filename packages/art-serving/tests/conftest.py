@@ -5,6 +5,7 @@ session.
 import base64
 import json
 import math
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,14 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor 
 
 TOOL_CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 3, "b": 4}}</tool_call>'
 """One token of the tiny model's, its last: a call as models of the Hermes family write it."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_are_heard() -> Iterator[None]:
+    """Jobs in the background of a shell ignore SIGINT, and so would the processes that tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class TinyModel:

@@ -150,63 +150,16 @@ def test_a_slip_of_the_pen_says_what_was_meant(tmp_path: Path) -> None:
     )
 
 
-PRINTS = "async def main(launch):\n    print('x' * 100_000, flush=True)\n"
-
-
-@pytest.mark.parametrize(("source", "arguments"), [(GOOD, ["--help"]), (PRINTS, [])])
-def test_output_that_cannot_be_written_is_one_line(
-    tmp_path: Path, source: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ART_STATE_DIR", str(tmp_path / "state"))
-    (tmp_path / "train.py").write_text(source)
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GOOD)
     command = [sys.executable, "-P", "-m", "art.distributed.monarch_cli", "local"]
-    command += ["--program", "train.py:main", *arguments]
+    command += ["--program", "train.py:main", "--help"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60
         )
     said = "art-monarch: the output cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (1, said)
-    read, write = os.pipe()
-    os.close(read)
-    try:
-        done = subprocess.run(
-            command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60
-        )
-    finally:
-        os.close(write)
-    assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_a_start_that_takes_too_long_names_the_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ART_STATE_DIR", str(tmp_path / "state"))
-    (tmp_path / "train.py").write_text(GOOD)
-    result = art_monarch("local", "--program", "train.py:main", "--startup-timeout", "0.01", cwd=tmp_path)
-    assert result.returncode == 1
-    assert "within the 0.01 s of startup_timeout_s (art-monarch's --startup-timeout)" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize("limit", [8, 16, 31, 64, 127])
-def test_too_few_open_files_are_one_line(tmp_path: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ART_STATE_DIR", str(tmp_path / "state"))
-    (tmp_path / "train.py").write_text(GOOD)
-    done = subprocess.run(
-        [
-            *("bash", "-c", f'ulimit -n {limit}; exec "$0" "$@"', sys.executable, "-P", "-m"),
-            *("art.distributed.monarch_cli", "local", "--program", "train.py:main"),
-        ],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "ulimit -n 1024" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_an_error_of_art_in_another_process_is_its_message() -> None:

@@ -1,7 +1,8 @@
 """The command, in this process, and files to give it."""
 
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,14 @@ MODEL = {
     "max_position_embeddings": 40960,
     "tie_word_embeddings": False,
 }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_are_heard() -> Iterator[None]:
+    """Jobs in the background of a shell ignore SIGINT, and so would the processes that tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Outcome(NamedTuple):

@@ -158,7 +158,6 @@ def test_vllm_runs_on_this_python(version, state, monkeypatch):
 @pytest.mark.parametrize("variable", ["ART_CACHE_DIR", "HOME"])
 def test_a_relative_cache_is_below_the_current_folder(tmp_path, monkeypatch, variable):
     from art.checks.places import make_absolute
-    from art_serving import default_cache_root
 
     monkeypatch.delenv("ART_CACHE_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -166,7 +165,6 @@ def test_a_relative_cache_is_below_the_current_folder(tmp_path, monkeypatch, var
     below = tmp_path / "some" / "folder"
     wanted = below if variable == "ART_CACHE_DIR" else below / ".cache" / "art"
     assert cache.cache_folder() == wanted
-    assert default_cache_root() == wanted
     assert make_absolute() is None
     assert os.environ[variable] == str(below)
     monkeypatch.chdir("/")

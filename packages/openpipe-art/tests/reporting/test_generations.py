@@ -1,19 +1,16 @@
 """Policies that were on disk and are gone or damaged: a resumption is refused and touches nothing."""
 
-import hashlib
 import json
 import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 import art
 from art.errors import ConfigError
 from art.reporting import RunReport, read_resumable, read_state, state_lines
-from art.reporting.generations import damage, newest, newest_version
 from art.reporting.page import write_report
 from art.reporting.run_folder import read_run, read_steps
 
@@ -171,37 +168,3 @@ async def test_a_damaged_file_is_told_with_the_next_step(
 ) -> None:
     (run / name).write_text("{not json}\n")
     await refused(make_report, run, more, rf"{name} cannot be read.*[bB]ring the file back from a copy")
-
-
-def test_a_generation_as_the_trainer_writes_it_is_whole(tmp_path: Path) -> None:
-    """The format is the trainer's own: written by it, read here."""
-    import torch
-    from safetensors.torch import save_file
-
-    from art_trainer.durability import FileEntry, GenerationManifest, GenerationStore, new_generation_name
-
-    name = new_generation_name(3)
-    folder = tmp_path / "generations" / name
-    folder.mkdir(parents=True)
-    files = {}
-    for file in ("adapter_model.safetensors", "optimizer.safetensors"):
-        save_file({"w": torch.arange(4096, dtype=torch.float32)}, folder / file)
-        data = (folder / file).read_bytes()
-        files[file] = FileEntry(len(data), hashlib.blake2b(data, digest_size=32).hexdigest())
-    (folder / "adapter_config.json").write_bytes(b"{}")
-    files["adapter_config.json"] = FileEntry(2, hashlib.blake2b(b"{}", digest_size=32).hexdigest())
-    (folder / "manifest.json").write_bytes(
-        msgspec.json.encode(GenerationManifest(1, name, 3, "r", "", files))
-    )
-    store = GenerationStore(tmp_path / "generations", "r")
-    try:
-        read = store.find("latest")
-        assert read is not None
-        store.read(read)
-    finally:
-        store.close()
-    found = newest(tmp_path)
-    assert found is not None
-    assert (newest_version(tmp_path), damage(found)) == (3, None)
-    flipped(folder / "optimizer.safetensors")
-    assert "optimizer.safetensors has other content" in str(damage(found))
