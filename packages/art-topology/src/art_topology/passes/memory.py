@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 REFUSED = 1.15
 """Above this share of a GPU it does not fit: the estimate errs by less (docs/planner-accuracy.md)."""
-TIGHT = 0.95
-"""Above this share it may not fit."""
+TIGHT = 0.96
+"""Above this share it may not fit; ``plan`` leaves as much free unless it is told otherwise."""
 _MOST_LAYOUTS = 2000
 _GIB = 2**30
 

@@ -201,7 +201,7 @@ MODEL_EXAMPLES: tuple[RuleExample, ...] = (
     ),
     example(
         "ART-T910",
-        "The estimate errs by a few per cent: above 95 % it may not fit, above 115 % it is refused.",
+        "The estimate errs by a few per cent: above 96 % it may not fit, above 115 % it is refused.",
         H200_A,
         gpu_trainer("cp = 8"),
         MIDDLE,
