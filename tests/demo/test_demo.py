@@ -183,8 +183,8 @@ def test_a_model_of_the_user_s_own_that_learns_nothing_says_why(
         timeout=LIMIT_S,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "a language model learns" in result.stdout
-    assert result.stdout.count("v0  no step: equal rewards") == 2  # it never says one of the words
+    assert 'art demo: model learns to answer "maybe"' in result.stdout  # by the folder's name
+    assert result.stdout.count("v0 kept  no step: equal rewards") == 2  # it never says one of the words
     assert [step["policy_version"] for step in lines(run / "metrics.jsonl")] == [0, 0]
     assert json.loads((run / "run.json").read_text())["model_folder"] == str(model)
     checker.assert_clean(within_s=5)
