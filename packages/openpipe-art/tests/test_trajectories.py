@@ -14,12 +14,8 @@ import art
 from art.awaiting import must_be_awaited
 from art.distributed import ActorDied, CallableError, PartFailed
 from art.errors import ArtError, GatherError
-from art.trajectories import (
-    checked_rollout,
-    expecting_trajectories,
-    gathering_group_id,
-    trajectories_expected,
-)
+from art.trajectories import checked_rollout
+from art.trajectory_groups import expecting_trajectories, gathering_group_id, trajectories_expected
 from art_dataplane import RolloutError
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from art.messages import Messages, MessagesAndChoices, Tools
     from art.model import Backend, TrainableModel
     from art.train_config import TrainConfig, TrainResult
-    from art.trajectories import History, Trajectory, TrajectoryGroup, TrajectoryHandle
+    from art.trajectories import History, Trajectory, TrajectoryHandle
+    from art.trajectory_groups import TrajectoryGroup
     from art_topology import MegatronTopologyConfig
 
 __version__ = "0.1.0"
@@ -58,7 +59,7 @@ _HOME = {
     "TrainableModel": "art.model",
     "Trajectory": "art.trajectories",
     "TrajectoryError": "art.errors",
-    "TrajectoryGroup": "art.trajectories",
+    "TrajectoryGroup": "art.trajectory_groups",
     "TrajectoryHandle": "art.trajectories",
     "check_prompt_lengths": "art.checks.prompts",
     "gather_trajectory_groups": "art.gather",

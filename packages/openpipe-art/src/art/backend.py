@@ -24,7 +24,7 @@ from art.megatron_config import MegatronRuntimeConfig, get_megatron_runtime_conf
 from art.model import TrainableModel
 from art.settings import SEEDS, flag, instance, number, one_of, whole_number
 from art.train_config import TrainConfig, TrainResult
-from art.trajectories import TrajectoryGroup, checked_groups
+from art.trajectory_groups import TrajectoryGroup, checked_groups
 from art_topology import RuntimeTopology, compile_topology, local_cluster
 from art_topology.addresses import is_loopback
 from art_trainer import LoraSpec

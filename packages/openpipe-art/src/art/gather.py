@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from art.awaiting import must_be_awaited
 from art.errors import GatherError, SettingError, TrajectoryError
-from art.trajectories import TrajectoryGroup
+from art.trajectory_groups import TrajectoryGroup
 from art.user_code import described, with_place
 
 

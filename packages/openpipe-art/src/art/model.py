@@ -11,7 +11,7 @@ from art.checked_model import CheckedModel
 from art.errors import ArtError, ConfigError, SettingError
 from art.settings import instance, plain_name
 from art.train_config import TrainConfig, TrainResult
-from art.trajectories import TrajectoryGroup, checked_groups
+from art.trajectory_groups import TrajectoryGroup, checked_groups
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

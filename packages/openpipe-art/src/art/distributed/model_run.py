@@ -38,7 +38,8 @@ from art.megatron_config import MegatronRuntimeConfig
 from art.model import TrainableModel
 from art.records import trajectory_record
 from art.train_config import TrainConfig, TrainResult
-from art.trajectories import TrajectoryGroup, TrajectoryHandle
+from art.trajectories import TrajectoryHandle
+from art.trajectory_groups import TrajectoryGroup
 from art_dataplane import (
     Outcome,
     PackingRequest,

@@ -30,7 +30,8 @@ from art.distributed.rollout_worker import (
 from art.errors import ConfigError, RolloutFailed
 from art.model import TrainableModel
 from art.settings import instance, number, whole_number
-from art.trajectories import TrajectoryHandle, gathering_group_id, trajectories_expected
+from art.trajectories import TrajectoryHandle
+from art.trajectory_groups import gathering_group_id, trajectories_expected
 from art.user_code import described, shown
 from art_dataplane import Lease, TrajectoryRecord, TrajectoryRef, read_records
 from art_dataplane.locations import INLINE_LIMIT

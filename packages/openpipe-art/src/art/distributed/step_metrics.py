@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from art.trajectories import TrajectoryGroup
+from art.trajectory_groups import TrajectoryGroup
 from art_dataplane import PackingResult
 
 

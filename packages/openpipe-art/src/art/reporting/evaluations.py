@@ -7,7 +7,8 @@ from pathlib import Path
 
 from art.errors import ConfigError
 from art.reporting.run_folder import EvaluationLine, evaluation_file, is_step_file
-from art.trajectories import Rollout, checked_rollout, expecting_trajectories
+from art.trajectories import Rollout, checked_rollout
+from art.trajectory_groups import expecting_trajectories
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
 

@@ -48,7 +48,8 @@ from art.reporting.trajectory_lines import (
     step_lines,
 )
 from art.train_config import TrainConfig, TrainResult
-from art.trajectories import Rollout, TrajectoryGroup
+from art.trajectories import Rollout
+from art.trajectory_groups import TrajectoryGroup
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

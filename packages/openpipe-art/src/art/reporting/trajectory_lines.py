@@ -16,7 +16,8 @@ from art.records import token_records
 from art.reporting.run_folder import ExchangeLine, TrajectoryLine
 from art.reporting.token_texts import Decoder, token_texts
 from art.train_config import TrainConfig
-from art.trajectories import Rollout, Trajectory, TrajectoryGroup, TrajectoryHandle
+from art.trajectories import Rollout, Trajectory, TrajectoryHandle
+from art.trajectory_groups import TrajectoryGroup
 from art_dataplane import TokenRecord, TrajectoryRecord, VersionSpan, group_advantages
 
 if TYPE_CHECKING:
