@@ -128,7 +128,7 @@ def _wrong_use(error: Any, *, as_json: bool) -> int:
     if type(error).__name__ == "NoArgsIsHelpError" or not message:
         message = "what is to be done? A command is missing"
     if as_json:
-        from art_topology.commands.documents import Refusal
+        from art_topology.commands.documents.base import Refusal
         from art_topology.commands.output import print_json
 
         print_json(Refusal(message=f"{name}: {message}", diagnostics=()))

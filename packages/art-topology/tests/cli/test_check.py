@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from art_topology import TopologyError
-from art_topology.commands.documents import CheckDocument
+from art_topology.commands.documents.check import CheckDocument
 from art_topology.files import read_topology
 
 Run = Callable[..., Any]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from art_topology.cluster import ClusterSpec, HostSpec
-from art_topology.commands.documents import PlanDocument
+from art_topology.commands.documents.plan import PlanDocument
 from art_topology.commands.plan import MEMORY_MARGIN
 from art_topology.commands.plan_inputs import DEFAULT_WORKLOAD
 from art_topology.files import read_topology

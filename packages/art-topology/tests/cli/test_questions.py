@@ -9,15 +9,12 @@ import msgspec
 import pytest
 
 from art_topology import topology_schema
-from art_topology.commands.documents import (
-    DOCUMENTS,
-    CheckDocument,
-    DiffDocument,
-    GroupsDocument,
-    RankDocument,
-    Refusal,
-    TopologyDocument,
-)
+from art_topology.commands.documents.base import Refusal
+from art_topology.commands.documents.by_command import DOCUMENTS
+from art_topology.commands.documents.check import CheckDocument
+from art_topology.commands.documents.diff import DiffDocument
+from art_topology.commands.documents.explain import RankDocument, TopologyDocument
+from art_topology.commands.documents.groups import GroupsDocument
 from art_topology.files import read_topology
 from art_topology.fingerprint import topology_to_json
 from art_topology.memory import trainer_memory

@@ -9,7 +9,7 @@ import typer
 from art_topology.commands.options import Format, Json, file_completion
 
 if TYPE_CHECKING:
-    from art_topology.commands.documents import CheckedFile
+    from art_topology.commands.documents.check import CheckedFile
     from art_topology.diagnostics import Diagnostic
 
 NAME = "check"
@@ -40,7 +40,7 @@ def command(
 
     Each has a stable code, its line, the numbers, and what to do about it.
     """  # fmt: skip
-    from art_topology.commands.documents import CheckDocument
+    from art_topology.commands.documents.check import CheckDocument
     from art_topology.commands.output import print_json, say, say_diagnostics
     from art_topology.commands.sources import CommandError, refusals
 
@@ -62,7 +62,7 @@ def command(
 
 
 def _check(file: str, kind: str | None, strict: bool) -> tuple[CheckedFile, int]:
-    from art_topology.commands.documents import CheckedFile
+    from art_topology.commands.documents.check import CheckedFile
     from art_topology.commands.sources import ERRORS, code_of, gpu_count, read
     from art_topology.diagnostics import TopologyError
     from art_topology.spec import SpecError

@@ -30,7 +30,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Compare two topologies: what changed, in words, and what has to start again for it."""
-    from art_topology.commands.documents import ChangeRow, DiffDocument
+    from art_topology.commands.documents.diff import ChangeRow, DiffDocument
     from art_topology.commands.output import print_json, say
     from art_topology.commands.sources import ERRORS, UNUSABLE, CommandError, refusals
     from art_topology.diagnostics import printable

@@ -9,7 +9,7 @@ import typer
 from art_topology.commands.options import File, Format, Gpu, Hardware, Json, Model, WorkloadFile
 
 if TYPE_CHECKING:
-    from art_topology.commands.documents import HostRow, PortRow, RankDocument, TopologyDocument
+    from art_topology.commands.documents.explain import HostRow, PortRow, RankDocument, TopologyDocument
     from art_topology.compiled import CompiledTrainer, RuntimeTopology
     from art_topology.memory import MemoryEstimate
     from art_topology.models import ModelDescription
@@ -78,7 +78,7 @@ def command(
 def _topology(file: str, topology: RuntimeTopology) -> TopologyDocument:
     import msgspec
 
-    from art_topology.commands.documents import TopologyDocument
+    from art_topology.commands.documents.explain import TopologyDocument
     from art_topology.summary import summary
 
     trainer = topology.trainer
@@ -98,7 +98,7 @@ def _topology(file: str, topology: RuntimeTopology) -> TopologyDocument:
 
 
 def _hosts(topology: RuntimeTopology) -> tuple[HostRow, ...]:
-    from art_topology.commands.documents import HostRow
+    from art_topology.commands.documents.explain import HostRow
 
     ranks = {}
     if topology.trainer is not None:
@@ -128,7 +128,7 @@ def _hosts(topology: RuntimeTopology) -> tuple[HostRow, ...]:
 
 
 def _ports(topology: RuntimeTopology, host_id: str | None = None) -> tuple[PortRow, ...]:
-    from art_topology.commands.documents import PortRow
+    from art_topology.commands.documents.explain import PortRow
     from art_topology.ports import listeners
 
     return tuple(
@@ -159,7 +159,8 @@ def _rank(
 ) -> RankDocument:
     import msgspec
 
-    from art_topology.commands.documents import PartRow, RankDocument, RankGroupRow, StageRow
+    from art_topology.commands.documents.base import PartRow
+    from art_topology.commands.documents.explain import RankDocument, RankGroupRow, StageRow
     from art_topology.commands.groups import crosses
     from art_topology.compiled import GpuDevice
 

@@ -168,10 +168,10 @@ def _of_rank(trainer: CompiledTrainer, families: tuple[GroupFamily, ...], rank: 
 
 
 def _stream(file: str, trainer: CompiledTrainer, families: tuple[GroupFamily, ...], rank: int | None) -> None:
-    """A :class:`~art_topology.commands.documents.GroupsDocument`, group by group."""
+    """A :class:`~art_topology.commands.documents.groups.GroupsDocument`, group by group."""
     import msgspec
 
-    from art_topology.commands.documents import FamilyRow
+    from art_topology.commands.documents.groups import FamilyRow
 
     layout = trainer.layout
     rows = tuple(

@@ -41,7 +41,7 @@ def command(
     """Write a commented TOML topology to start from."""
     from pathlib import Path
 
-    from art_topology.commands.documents import WrittenDocument
+    from art_topology.commands.documents.init import WrittenDocument
     from art_topology.commands.output import print_json, say
     from art_topology.commands.sources import STDIN, CommandError, counted, refusals, write
     from art_topology.commands.template import topology_text

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from art_topology.commands.documents import PartRow, PlanDocument, PlanRow, RejectionRow
+from art_topology.commands.documents.base import PartRow
+from art_topology.commands.documents.plan import PlanDocument, PlanRow, RejectionRow
 from art_topology.commands.output import say, table
 from art_topology.commands.plan import gib
 from art_topology.commands.sources import counted

@@ -45,7 +45,7 @@ def command(
     """Draw hosts, GPUs, process groups and services as an SVG."""
     from pathlib import Path
 
-    from art_topology.commands.documents import PictureDocument
+    from art_topology.commands.documents.render import PictureDocument
     from art_topology.commands.output import print_json, say
     from art_topology.commands.sources import STDIN, CommandError, compiled, counted, refusals, write
     from art_topology.render import draw

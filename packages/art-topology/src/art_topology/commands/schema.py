@@ -20,7 +20,7 @@ Then begin a TOML file with `#:schema ./topology.schema.json` and editors comple
 
 
 def _commands(incomplete: str) -> list[str]:
-    from art_topology.commands.documents import DOCUMENTS
+    from art_topology.commands.documents.by_command import DOCUMENTS
 
     return [name for name in DOCUMENTS if name.startswith(incomplete)]
 
@@ -44,7 +44,7 @@ def command(
     """  # fmt: skip
     import msgspec
 
-    from art_topology.commands.documents import DOCUMENTS
+    from art_topology.commands.documents.by_command import DOCUMENTS
     from art_topology.commands.output import print_json
     from art_topology.commands.sources import CommandError, refusals
     from art_topology.files import topology_schema

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 import typer
 
-from art_topology.commands.documents import Refusal
+from art_topology.commands.documents.base import Refusal
 from art_topology.commands.output import print_json, say, say_diagnostics
 from art_topology.diagnostics import Diagnostic, TopologyError, printable
 from art_topology.files import TopologySource, read_topology, read_topology_text
@@ -44,7 +44,7 @@ def refusals(as_json: bool, errors: int = ERRORS) -> Iterator[None]:
     """Shows what keeps a command from its work, and ends it with the exit code.
 
     Args:
-        as_json: Print one document (:class:`~art_topology.commands.documents.Refusal`) on standard output.
+        as_json: Print a :class:`~art_topology.commands.documents.base.Refusal` on standard output.
         errors: The exit code for a topology with errors.
     """
     try:

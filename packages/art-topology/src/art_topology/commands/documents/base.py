@@ -1,0 +1,45 @@
+"""What documents of several commands are made of."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from art_topology.diagnostics import Diagnostic
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all documents."""
+
+
+class Refusal(Document, frozen=True, kw_only=True):
+    """Of every command that could not do its work; the exit code says which kind of reason.
+
+    Args:
+        ok: Always false.
+        message: What is wrong; empty where the diagnostics say it.
+        diagnostics: What is wrong with a file.
+    """
+
+    ok: Literal[False] = False
+    message: str
+    diagnostics: tuple[Diagnostic, ...]
+
+
+class PartRow(Document, frozen=True, kw_only=True):
+    """A part of a sum of bytes or of times.
+
+    Args:
+        name: What for.
+        why: The formula with its numbers, one line.
+        bytes: Of memory; null for a time.
+        exposed_s: What it adds to the step, in seconds; null for memory, as all that follow.
+        hidden_s: What runs behind other parts, in seconds.
+    """
+
+    name: str
+    why: str
+    bytes: int | None = None
+    exposed_s: float | None = None
+    hidden_s: float | None = None
