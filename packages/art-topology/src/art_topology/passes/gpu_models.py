@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from art_topology.cluster import GpuPlacement
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from art_topology.trainer import TrainerMeshSpec
 
 
+@cache
 def known_gpu(name: str) -> GpuModel | None:
     """The GPU of this name, or that of the machine of this name; None if the table has neither."""
     from art_topology.hardware import default_hardware
