@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from art_topology.workload import Recompute
+
 HERE = Path(__file__).parent
 Kind = Literal["parameters", "memory", "step_time", "rl_step"]
 Set = Literal["calibrate", "score"]
@@ -72,7 +74,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sequence_length: int | None = None
     global_batch: int | None = None
     micro_batch: int | None = None
-    recompute: Literal["none", "selective", "full"] | None = None
+    recompute: Recompute | None = None
     recompute_given: bool | None = None
     dtype: Literal["bfloat16"] | None = None
     measures: Literal["peak_allocated", "allocated"] | None = None

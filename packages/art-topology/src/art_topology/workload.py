@@ -10,13 +10,16 @@ from typing import Literal
 
 from art_topology.spec import Count, Spec
 
-__all__ = ["DTYPE_BYTES", "Dtype", "LoraTarget", "Offload", "WorkloadSpec"]
+__all__ = ["DTYPE_BYTES", "Dtype", "LoraTarget", "Offload", "Recompute", "WorkloadSpec"]
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 """Of weights and activations."""
 
 DTYPE_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one number of each dtype."""
+
+Recompute = Literal["none", "selective", "full"]
+"""Activations that the backward pass computes again: none, the core of attention, or whole layers."""
 
 Offload = Literal["optimizer", "activations", "weights"]
 """What can lie in host memory."""
@@ -59,7 +62,7 @@ class WorkloadSpec(Spec, frozen=True, kw_only=True):
     dtype: Dtype = "bfloat16"
     optimizer: Literal["adamw"] = "adamw"
     distributed_optimizer: bool = True
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Recompute = "none"
     recompute_layers: Count | None = None
     offload: tuple[Offload, ...] = ()
     prompt_sharing: bool = True
@@ -84,11 +87,6 @@ class WorkloadSpec(Spec, frozen=True, kw_only=True):
         """Physical tokens of one group: the prompt once with ``prompt_sharing``, else once per completion."""
         prompts = 1 if self.prompt_sharing else self.group_size
         return prompts * self.prompt_tokens + self.group_size * self.completion_tokens
-
-    @property
-    def groups_per_row(self) -> float:
-        """Groups that one row holds; below 1 a group is cut over rows, each with a copy of the prompt."""
-        return self.packed_sequence_length / self.group_tokens
 
     @property
     def physical_tokens_per_step(self) -> int:

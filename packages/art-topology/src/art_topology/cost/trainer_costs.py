@@ -7,7 +7,6 @@ thousands of them; :mod:`art_topology.cost.trainer_step` adds the reasons.
 
 from collections import Counter
 from copy import copy
-from typing import Literal
 
 import msgspec
 
@@ -33,8 +32,7 @@ from art_topology.models.flops import adapted
 from art_topology.ranks import RankLayout
 from art_topology.stages import StageLayout
 from art_topology.workload import Offload, WorkloadSpec
-
-Recompute = Literal["none", "selective", "full"]
+from art_topology.workload import Recompute as Recompute
 
 
 class RowTime(msgspec.Struct, frozen=True, kw_only=True):

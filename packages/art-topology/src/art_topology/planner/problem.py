@@ -4,13 +4,12 @@ import msgspec
 
 from art_topology.cluster import ClusterSpec
 from art_topology.cost.calibration import Calibration
-from art_topology.cost.trainer_costs import Recompute
 from art_topology.hardware import HardwareTable, Machine, default_hardware
 from art_topology.models import ModelDescription
 from art_topology.passes.model_facts import ModelFacts, facts_of
 from art_topology.planner.results import Split
 from art_topology.spec import SpecError
-from art_topology.workload import Offload, WorkloadSpec
+from art_topology.workload import Offload, Recompute, WorkloadSpec
 
 Savings = tuple[Recompute, tuple[Offload, ...]]
 """What a rank does to need less memory: recomputation and offload."""

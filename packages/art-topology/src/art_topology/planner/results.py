@@ -11,7 +11,7 @@ from art_topology.memory import MemoryEstimate, ServiceMemory
 from art_topology.planner.topology import topology_of
 from art_topology.serving import VllmParallelSpec
 from art_topology.trainer import MegatronTopologyConfig
-from art_topology.workload import Offload, WorkloadSpec
+from art_topology.workload import Offload, Recompute, WorkloadSpec
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class PlannedLayout(msgspec.Struct, frozen=True, kw_only=True):
     split: Split
     trainer: MegatronTopologyConfig
     service: VllmParallelSpec
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Recompute = "none"
     offload: tuple[Offload, ...] = ()
 
     @property

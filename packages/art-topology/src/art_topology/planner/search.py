@@ -19,7 +19,6 @@ import msgspec
 from art_topology.cluster import ClusterSpec
 from art_topology.cost import Calibration
 from art_topology.cost.loop import publication_s
-from art_topology.cost.trainer_costs import Recompute
 from art_topology.hardware import HardwareTable
 from art_topology.memory import MemoryEstimate
 from art_topology.models import ModelDescription
@@ -46,7 +45,7 @@ from art_topology.planner.trainers import Refusal, TrainerDivision, Trainers
 from art_topology.serving import VllmParallelSpec
 from art_topology.spec import SpecError
 from art_topology.trainer import MegatronTopologyConfig
-from art_topology.workload import Offload, WorkloadSpec
+from art_topology.workload import Offload, Recompute, WorkloadSpec
 
 
 def plan(
