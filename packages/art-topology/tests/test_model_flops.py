@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_topology.models import ModelDescription, flops_per_token, load_model_config, parameters
@@ -33,6 +33,7 @@ def _lora(**changes: object) -> WorkloadSpec:
     return WorkloadSpec(**(values | changes))
 
 
+@settings(deadline=None)
 @given(length=st.integers(1, 400), cap=st.none() | st.integers(1, 300), step=st.integers(1, 20))
 def test_keys_attended_to_are_the_mean_over_all_positions(length: int, cap: int | None, step: int) -> None:
     seen = [position // step for position in range(1, length + 1)]

@@ -1,7 +1,7 @@
 """What a workload comes to in tokens and rows."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_topology.spec import SpecError
@@ -49,6 +49,7 @@ def test_a_value_out_of_range_is_refused_by_its_name() -> None:
         _workload(group_size=0)
 
 
+@settings(deadline=None)
 @given(
     length=st.integers(1, 5000),
     groups=st.integers(1, 20),

@@ -5,7 +5,7 @@ import statistics
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_topology.cost.arithmetic import Processor, processor
@@ -59,6 +59,7 @@ def test_a_gpu_that_its_power_slows_down_multiplies_slower() -> None:
     assert table.gpu("B200").sustained == 1
 
 
+@settings(deadline=None)
 @given(rows=sizes, inputs=sizes, outputs=sizes, factor=st.integers(1, 8))
 def test_larger_products_never_take_less(rows: int, inputs: int, outputs: int, factor: int) -> None:
     once = DEVICE.product_s(rows, inputs, outputs)
@@ -68,6 +69,7 @@ def test_larger_products_never_take_less(rows: int, inputs: int, outputs: int, f
     assert DEVICE.product_s(rows * factor, inputs, outputs) <= factor * once + 1e-12
 
 
+@settings(deadline=None)
 @given(rows=sizes, inputs=sizes, outputs=sizes)
 def test_no_product_is_faster_than_the_roofline(rows: int, inputs: int, outputs: int) -> None:
     seconds = DEVICE.product_s(rows, inputs, outputs)

@@ -5,13 +5,13 @@ from math import comb, inf
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_topology.cost.calibration import Calibration
 from art_topology.cost.communication import Group, Network, dispatch_copies, network, place
 from art_topology.hardware import Machine, default_hardware
-from art_topology.ranks import RankLayout
+from art_topology.ranks import GroupFamily, RankLayout
 
 LINKS = Network(
     up_bytes_per_s=400e9,
@@ -36,11 +36,12 @@ def layouts(draw: st.DrawFn) -> RankLayout:
     return RankLayout(tp=tp, cp=cp, dp=dp, pp=pp, etp=etp, ep=ep, expert_dp=stage // (etp * ep))
 
 
+@settings(deadline=None)
 @given(layouts(), st.sampled_from([1, 2, 4, 8, 16]))
 def test_a_group_crosses_hosts_where_the_rank_layout_says_so(layout: RankLayout, per_host: int) -> None:
     if layout.world_size < per_host:
         return
-    strides = {
+    strides: dict[GroupFamily, tuple[int, int]] = {
         "tp": (layout.tp, 1),
         "cp": (layout.cp, layout.tp),
         "dp": (layout.dp, layout.tp * layout.cp),
@@ -52,8 +53,8 @@ def test_a_group_crosses_hosts_where_the_rank_layout_says_so(layout: RankLayout,
     }
     for family, (size, stride) in strides.items():
         group = place(size, stride, per_host)
-        assert group.crosses == layout.crosses_hosts(family, per_host), family  # type: ignore[arg-type]
-        members = [rank // per_host for rank in layout.group(family, 0) or ()]  # type: ignore[arg-type]
+        assert group.crosses == layout.crosses_hosts(family, per_host), family
+        members = [rank // per_host for rank in layout.group(family, 0) or ()]
         assert group.local == max(members.count(host) for host in set(members)), family
 
 
@@ -87,6 +88,7 @@ def test_an_all_reduce_is_two_passes_or_a_tree() -> None:
     assert LINKS.reduce_s(many, 1) < 2 * LINKS.gather_s(many, 1) / 10
 
 
+@settings(deadline=None)
 @given(
     size=st.integers(1, 64),
     local=st.integers(1, 8),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_topology.hardware import default_hardware, load_hardware, parse_hardware
@@ -144,6 +144,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
         load_hardware(tmp_path / "none.toml")
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     refusals = []

@@ -1,5 +1,6 @@
 """The planner: its results against brute force, the compiler and the clock."""
 
+from functools import partial
 from itertools import product
 from math import inf
 from time import process_time
@@ -30,7 +31,7 @@ from art_topology.planner.problem import (
 )
 from art_topology.planner.trainers import LEAST_TOKENS, STAGES, VIRTUAL_STAGES
 from art_topology.stages import StageError, StageLayout, stages_of
-from art_topology.workload import WorkloadSpec
+from art_topology.workload import Recompute, WorkloadSpec
 
 replace = msgspec.structs.replace
 
@@ -445,8 +446,8 @@ def test_at_the_same_speed_fewer_gpus_come_first(moe: ModelDescription, rollouts
 def test_what_the_workload_says_is_kept(dense: ModelDescription, rollouts: WorkloadSpec) -> None:
     cluster = cluster_of(1, 8)
 
-    def tried(workload: WorkloadSpec, **given: object) -> set[tuple[str, tuple[str, ...]]]:
-        report = plan(model=dense, cluster=cluster, workload=workload, limit=500, **given)  # type: ignore[arg-type]
+    def tried(workload: WorkloadSpec, recompute: Recompute | None = None) -> set[tuple[str, tuple[str, ...]]]:
+        report = plan(model=dense, cluster=cluster, workload=workload, limit=500, recompute=recompute)
         return {(found.layout.recompute, found.layout.offload) for found in report.ranked}
 
     assert {recompute for recompute, _ in tried(replace(rollouts, recompute="selective"))} == {"selective"}
@@ -469,14 +470,15 @@ def test_what_the_workload_says_is_kept(dense: ModelDescription, rollouts: Workl
 def test_a_margin_of_memory_is_kept_free(moe: ModelDescription, rollouts: WorkloadSpec) -> None:
     cluster, memory = cluster_of(1, 8), default_hardware().machine("H100").gpu.memory_bytes
 
-    def fullest(**margin: float) -> float:
-        found = plan(model=moe, cluster=cluster, workload=rollouts, limit=500, **margin).ranked  # type: ignore[arg-type]
-        return max(each.trainer_memory.total_bytes for each in found) / memory
+    asked = partial(plan, model=moe, cluster=cluster, workload=rollouts, limit=500)
 
-    assert fullest(memory_margin=0.5) <= 0.5 < fullest() <= 1 - MEMORY_MARGIN
+    def fullest(report: PlanReport) -> float:
+        return max(each.trainer_memory.total_bytes for each in report.ranked) / memory
+
+    assert fullest(asked(memory_margin=0.5)) <= 0.5 < fullest(asked()) <= 1 - MEMORY_MARGIN
     for wrong in (-0.1, 1.0, float("nan")):
         with pytest.raises(SpecError, match="share of memory kept free"):
-            fullest(memory_margin=wrong)
+            asked(memory_margin=wrong)
 
 
 def test_slices_of_gpus_are_not_planned(dense: ModelDescription, rollouts: WorkloadSpec) -> None:
