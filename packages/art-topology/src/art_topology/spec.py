@@ -81,24 +81,37 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     def __post_init__(self) -> None:
-        for name, kind in _field_types(type(self)):
-            value = getattr(self, name)
-            try:
-                checked = msgspec.convert(value, kind)
-                if type(checked) is str and not checked.isascii():
-                    checked.encode()
-            except (msgspec.ValidationError, OverflowError) as error:
-                options = ", ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else ""
-                told = (
-                    f"{_shown(value)} is not one of {options}"
-                    if options
-                    else f"{error}; it is {_shown(value)}"
-                )
-                raise SpecError(f"{type(self).__name__}.{name}: {told}") from None
-            except UnicodeEncodeError as error:
-                raise SpecError(f"{type(self).__name__}.{name}: half a character ({error.reason})") from None
-            if checked is not value:
-                msgspec.structs.force_setattr(self, name, checked)
+        kind = type(self)
+        given = msgspec.structs.astuple(self)
+        try:
+            checked = msgspec.structs.astuple(msgspec.convert(given, _row_of(kind)))
+            for value in checked:
+                if type(value) is str and not value.isascii():
+                    value.encode()
+        except (msgspec.ValidationError, OverflowError, UnicodeEncodeError) as error:
+            raise SpecError(_mistake(kind, given) or f"{kind.__name__}: {error}") from None
+        for name, before, value in zip(kind.__struct_fields__, given, checked, strict=True):
+            if value is not before:
+                msgspec.structs.force_setattr(self, name, value)
+
+
+def _mistake(spec: type[Spec], values: tuple[Any, ...]) -> str | None:
+    """What is wrong with the first field whose value is not of its type."""
+    for field, value in zip(msgspec.structs.fields(spec), values, strict=True):
+        kind = field.type
+        try:
+            checked = msgspec.convert(value, kind)
+            if type(checked) is str:
+                checked.encode()
+        except (msgspec.ValidationError, OverflowError) as error:
+            options = ", ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else ""
+            told = f"{_shown(value)} is not one of {options}" if options else f"{error}; it is {_shown(value)}"
+        except UnicodeEncodeError as error:
+            told = f"half a character ({error.reason})"
+        else:
+            continue
+        return f"{spec.__name__}.{field.name}: {told}"
+    return None
 
 
 def _shown(value: object) -> str:
@@ -109,5 +122,8 @@ def _shown(value: object) -> str:
 
 
 @cache
-def _field_types(spec: type[Spec]) -> tuple[tuple[str, Any], ...]:
-    return tuple((field.name, field.type) for field in msgspec.structs.fields(spec))
+def _row_of(spec: type[Spec]) -> type[msgspec.Struct]:
+    """A struct of the same fields that is converted from a tuple of them: all in one call, and ``msgspec``
+    keeps what it knows of a struct's types, but not of others."""
+    fields = [(field.name, field.type) for field in msgspec.structs.fields(spec)]
+    return msgspec.defstruct(spec.__name__, fields, array_like=True)
