@@ -180,6 +180,7 @@ async def test_a_rollout_that_returns_a_coroutine_is_asked_for_the_await() -> No
         ({"metadata": [1]}, r"metadata is the list \[1\]; it must be a dict"),
         ({"metadata": {"a": [1]}}, r"metadata\['a'\] is the list \[1\]; it must be a text in quotes or a"),
         ({"metrics": {"a": "x"}}, r"metrics\['a'\] is the str 'x'; it must be a number or"),
+        ({"logs": [1, 2]}, r"logs\[0\] is the int 1; it must be a text in quotes; logs\[1\] is the int 2;"),
     ],
 )
 def test_a_wrong_field_is_told_in_one_sentence_with_the_line(fields: dict[str, Any], said: str) -> None:

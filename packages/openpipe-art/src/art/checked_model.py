@@ -1,13 +1,13 @@
 """Pydantic models whose users see one sentence about a wrong field, in place of pydantic's report."""
 
-import difflib
-from collections.abc import Iterator
+from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pydantic
 import pydantic_core
 
 from art.errors import ArtError
+from art.settings import meant
 from art.user_code import described, with_place
 
 _WANTED = {  # pydantic's sentences are about input; these are about the field
@@ -61,40 +61,37 @@ class CheckedModel(pydantic.BaseModel):
     @classmethod
     def _explained(cls, error: pydantic.ValidationError) -> str:
         errors = error.errors(include_url=False)
-        text = f"art.{cls.__name__}: {'; '.join(dict.fromkeys(cls._problems(errors)))}"
+        text = f"art.{cls.__name__}: {'; '.join(cls._problems(errors))}"
         incomplete = any(one["type"] in ("missing", "extra_forbidden") for one in errors)
         end = " " if text.endswith("?") else ". "
         return f"{text}{end}Write for example {cls._example}" if incomplete else text
 
     @classmethod
-    def _problems(cls, errors: list[pydantic_core.ErrorDetails]) -> Iterator[str]:
-        wanted: dict[tuple[int | str, ...], list[str]] = {}
+    def _problems(cls, errors: list[pydantic_core.ErrorDetails]) -> list[str]:
+        parents = Counter(error["loc"][:-1] for error in errors)
+        found: dict[str, list[str]] = {}  # the begin of each sentence, and what it ends on
         for error in errors:
-            field = _field(error["loc"])
+            loc, text = error["loc"], error["msg"]
             if error["type"] == "missing":
-                yield f"{field} is missing"
+                found[f"{_field(loc)} is missing"] = []
             elif error["type"] == "extra_forbidden":
-                yield cls._unknown(str(error["loc"][0]))
+                found[cls._unknown(str(loc[0]))] = []
             elif error["type"] == "value_error":
-                text = error["msg"].removeprefix("Value error, ")
-                yield text if text.startswith(str(error["loc"][0])) else f"{field} {text}"
+                text = text.removeprefix("Value error, ")
+                found[text if text.startswith(str(loc[0])) else f"{_field(loc)} {text}"] = []
             elif error["type"] in _WANTED:
-                # Of a field that may be of several types, each type reports; its name is the last part.
-                several = [other["loc"][:-1] for other in errors].count(error["loc"][:-1]) > 1
-                place = error["loc"][:-1] if several and len(error["loc"]) > 1 else error["loc"]
-                wanted.setdefault(place, []).append(_WANTED[error["type"]])
-                if error is errors[-1] or not several or errors[errors.index(error) + 1]["loc"][:-1] != place:
-                    these = " or ".join(wanted[place])
-                    yield f"{_field(place)} is {described(error['input'])}; it must be {these}"
+                if len(loc) > 1 and isinstance(loc[-1], str) and parents[loc[:-1]] > 1:
+                    loc = loc[:-1]  # it may be of several types; each reports, and its name is the last part
+                sentence = f"{_field(loc)} is {described(error['input'])}; it must be "
+                found.setdefault(sentence, []).append(_WANTED[error["type"]])
             else:
-                text = error["msg"]
-                yield f"{field} is {described(error['input'])}; {text[:1].lower()}{text[1:]}"
+                sentence = f"{text[:1].lower()}{text[1:]}"
+                found[f"{_field(loc)} is {described(error['input'])}; {sentence}"] = []
+        return [f"{sentence}{' or '.join(kinds)}" for sentence, kinds in found.items()]
 
     @classmethod
     def _unknown(cls, name: str) -> str:
-        close = difflib.get_close_matches(name, cls.model_fields, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"its fields are {', '.join(cls.model_fields)}"
-        return f"it has no field {name!r}; {hint}"
+        return f"it has no field {name!r}; {meant(name, tuple(cls.model_fields))}"
 
 
 def _field(loc: tuple[int | str, ...]) -> str:

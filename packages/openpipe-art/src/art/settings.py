@@ -144,14 +144,15 @@ class SettingsMeta(msgspec.StructMeta):
             )
         for name in fields:
             if name not in known:
-                raise _refused(f"art.{cls.__name__} has no field {name!r}; {_meant(name, known)}")
+                raise _refused(f"art.{cls.__name__} has no field {name!r}; {meant(name, known)}")
         try:
             return super().__call__(**fields)
         except TypeError as error:
             raise _refused(f"art.{cls.__name__}: {error}") from None
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
+def meant(name: str, known: Sequence[str]) -> str:
+    """Which of the ``known`` fields was meant by ``name``, or which there are."""
     close = difflib.get_close_matches(name, known, 1)
     initials = [field for field in known if "".join(part[0] for part in field.split("_")) == name]
     for field in (*close, *initials):
