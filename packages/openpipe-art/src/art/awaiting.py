@@ -75,11 +75,9 @@ class _Call[T](Coroutine[Any, Any, T]):
         """As a coroutine's."""
         return self._made().send(value)
 
-    def throw(
-        self, kind: Any, value: BaseException | object = None, trace: TracebackType | None = None, /
-    ) -> Any:
+    def throw(self, kind: Any, value: Any = None, trace: TracebackType | None = None, /) -> Any:
         """As a coroutine's."""
-        return self._made().throw(kind if value is None else value)  # type: ignore[arg-type]
+        return self._made().throw(kind if value is None else value)
 
     def close(self) -> None:
         """As a coroutine's."""

@@ -146,7 +146,7 @@ def _run_program(program: Program, function: Main, options: argparse.Namespace, 
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else _FAILURE if leave.code else 0
     except Exception as error:  # noqa: BLE001 - told as what it is: one message, or a traceback
-        if getattr(error, "closed", False) and type(error).__name__ == "DisplayError":
+        if _is_of(error, "art.reporting.output", "DisplayError") and getattr(error, "closed", False):
             sys.stderr.write("art-monarch: nobody reads the output any more, so the program was stopped\n")
             return _BROKEN_PIPE
         if isinstance(error, OSError) and error.filename is None and error.errno in _WRITE_ERRORS:
@@ -165,10 +165,13 @@ def _report(error: BaseException) -> None:
 
 def _is_clear(error: BaseException) -> bool:
     """Whether its text names cause and remedy, so that a traceback would add nothing."""
-    serving = sys.modules.get("art_serving.errors")  # not loaded: it cannot be one of its errors
-    return isinstance(error, (ArtError, TopologyError)) or (
-        serving is not None and isinstance(error, serving.ServingError)
-    )
+    return isinstance(error, (ArtError, TopologyError)) or _is_of(error, "art_serving.errors", "ServingError")
+
+
+def _is_of(error: BaseException, module: str, name: str) -> bool:
+    """Whether it is an error of a module that only some programs load: not loaded, it cannot be."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(error, getattr(loaded, name))
 
 
 _CLEAR_KINDS = ("art.errors.", "art_serving.errors.", "art_trainer.errors.", "art_topology.errors.")

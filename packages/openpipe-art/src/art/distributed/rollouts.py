@@ -165,13 +165,13 @@ class RolloutExecutor:
         worker = self._least_busy() if worker is None else worker
         with self._counted(worker):
             handle = await self._worker(worker)
-            return await self._runtime.failures.guard(self._run_on(handle, request, shown(scenario)))
+            return await self._runtime.failures.guard(self._run_on(handle, request, scenario))
 
-    async def _run_on(self, handle: ActorHandle, request: RolloutRequest, scenario: str) -> Any:
+    async def _run_on(self, handle: ActorHandle, request: RolloutRequest, scenario: Any) -> Any:
         reply = await handle.call("run", request, deadline_s=self._rollout_timeout_s)
         if isinstance(reply, RolloutValue):
             return user_values.unpack(reply.data)
-        raise RolloutFailed(reply.kind, reply.message, reply.traceback, handle.role, scenario)
+        raise RolloutFailed(reply.kind, reply.message, reply.traceback, handle.role, shown(scenario))
 
     @must_be_awaited
     async def submit(

@@ -28,7 +28,7 @@ def user_traceback(error: BaseException) -> str:
 def passed_user_code(error: BaseException) -> bool:
     """Whether the error or one of its causes passed a line of the user's."""
     return any(
-        kind_of(frame.f_code.co_filename) == "user"
+        is_users(frame.f_code.co_filename)
         for link in chain(error)
         for frame, _ in traceback.walk_tb(link.__traceback__)
     )
