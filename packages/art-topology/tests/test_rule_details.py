@@ -88,9 +88,12 @@ def test_a_slice_of_an_old_driver_is_a_part_of_its_gpu() -> None:
 
 
 def test_a_uuid_without_dashes_is_completed() -> None:
+    cluster = one_host("GPU-" + UUID[4:].replace("-", ""))
     with pytest.raises(TopologyError) as caught:
-        compile_topology(cluster=one_host("GPU-" + UUID[4:].replace("-", "")))
-    assert caught.value.diagnostics[0].suggestion == ("cluster.hosts[0].gpus[0]", UUID)
+        compile_topology(cluster=cluster)
+    [found] = caught.value.diagnostics
+    assert found.suggestion == ("cluster.hosts[0].gpus[0]", UUID)
+    assert apply_suggestion(TopologySpec(cluster=cluster), found).cluster == one_host(UUID)
 
 
 def test_trainer_and_service_share_gpus_only_when_they_take_turns() -> None:

@@ -31,6 +31,8 @@ def apply_suggestion(spec: TopologySpec, diagnostic: Diagnostic) -> TopologySpec
     *around, last = place_of(path)
     try:
         for step in around:
+            if isinstance(target[step], tuple):
+                target[step] = list(target[step])
             target = target[step]
         target[last] = value
         return msgspec.convert(values, TopologySpec)
