@@ -66,24 +66,9 @@ def read_address(text: str) -> Address:
     )
 
 
-def canonical(address: str) -> str:
-    """The form in which equal addresses are equal strings; what is no IP address is taken as a host name."""
-    return read_address(address).canonical
-
-
-def malformation(address: str) -> str | None:
-    """Why ``address`` is neither an IP address nor a host name, or None if it is one."""
-    return read_address(address).malformation
-
-
 def is_loopback(address: str) -> bool:
     """Whether only the host itself can reach it."""
     return read_address(address).is_loopback
-
-
-def is_wildcard(address: str) -> bool:
-    """Whether it stands for all interfaces of a host: one can listen on it, not dial it."""
-    return read_address(address).is_wildcard
 
 
 def mended(address: str) -> str | None:

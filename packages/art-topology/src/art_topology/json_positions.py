@@ -23,7 +23,6 @@ def scan_json(text: str) -> tuple[dict[Place, Span], list[tuple[Place, Span, Spa
     duplicates: list[tuple[Place, Span, Span]] = []
     stack: list[tuple[Place, bool, int]] = []
     """The containers around the next token: place, whether it is an object, start of the container."""
-    place: Place = ()
     counts: list[int] = []
     seen: list[set[str]] = []
     key: str | None = None
@@ -36,7 +35,6 @@ def scan_json(text: str) -> tuple[dict[Place, Span], list[tuple[Place, Span, Spa
                 spans[here] = (begin, end)
             counts.pop()
             seen.pop()
-            place = here[:-1]
             key = None
         elif token == ",":
             key = None
@@ -49,9 +47,8 @@ def scan_json(text: str) -> tuple[dict[Place, Span], list[tuple[Place, Span, Spa
                 duplicates.append((here, spans[here], (start, end)))
             seen[-1].add(key)
             spans[here] = (start, end)
-            place = stack[-1][0]
         else:
-            here = place
+            here = ()
             if inside:
                 assert key is not None
                 here = (*stack[-1][0], key)
@@ -64,5 +61,4 @@ def scan_json(text: str) -> tuple[dict[Place, Span], list[tuple[Place, Span, Spa
                 counts.append(0)
                 seen.append(set())
                 key = None
-            place = here
     return spans, duplicates

@@ -54,7 +54,7 @@ def read_yaml(text: str, most_levels: int) -> Any:
         root = _graph(yaml, text)
         if root is None:
             return None
-        return _Constructing(yaml, text).construct(root)
+        return _constructed(yaml, root)
     except yaml.YAMLError as error:
         raise _told(error) from error
 
@@ -66,7 +66,7 @@ def yaml_spans(text: str) -> dict[Place, Span]:
     root = _graph(yaml, text)
     if root is None:
         return {}
-    _Constructing(yaml, text).construct(root)  # writes merged keys (<<) into the graph
+    _constructed(yaml, root)  # writes merged keys (<<) into the graph
     spans: dict[Place, Span] = {}
     waiting: list[tuple[Place, Any]] = [((), root)]
     while waiting:
@@ -96,28 +96,26 @@ def _yaml() -> Any:
         raise MissingYamlError("reading YAML needs PyYAML: pip install 'art-topology[yaml]'") from error
 
 
-class _Constructing:
+def _constructed(yaml: Any, root: Any) -> Any:
     """PyYAML's safe construction, in which a scalar that it cannot make sense of is an error with a place."""
+    loader = yaml.SafeLoader("")
+    construct = loader.construct_object
 
-    def __init__(self, yaml: Any, text: str) -> None:
-        class Loader(yaml.SafeLoader):  # type: ignore[misc]
-            def construct_object(self, node: Any, deep: bool = False) -> Any:
-                try:
-                    return super().construct_object(node, deep)
-                except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                    shown = str(node.value)[:40] if node.id == "scalar" else node.id
-                    tag = str(node.tag).rsplit(":", 1)[-1]
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"{shown!r} is no {tag}", node.start_mark
-                    ) from error
-
-        self._loader = Loader("")
-
-    def construct(self, root: Any) -> Any:
+    def with_its_place(node: Any, deep: bool = False) -> Any:
         try:
-            return self._loader.construct_document(root)
-        finally:
-            self._loader.dispose()
+            return construct(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            shown = str(node.value)[:40] if node.id == "scalar" else node.id
+            tag = str(node.tag).rsplit(":", 1)[-1]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{shown!r} is no {tag}", node.start_mark
+            ) from error
+
+    loader.construct_object = with_its_place
+    try:
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
 
 
 def _told(error: Any) -> YamlError:
