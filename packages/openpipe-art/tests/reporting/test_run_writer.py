@@ -116,6 +116,13 @@ def test_a_run_with_a_step_or_a_policy_keeps_its_folder(folder: Path) -> None:
         RunWriter.fresh(folder, DESCRIPTION)
 
 
+def test_a_run_whose_steps_cannot_be_read_keeps_its_folder(folder: Path) -> None:
+    RunWriter.fresh(folder, DESCRIPTION).close()
+    (folder / "metrics.jsonl").write_text("[]\n")
+    with pytest.raises(ConfigError, match="is not an empty folder; choose another"):
+        check_new_folder(folder)
+
+
 def test_a_folder_with_files_of_the_user_s_beside_a_run_is_kept(folder: Path) -> None:
     RunWriter.fresh(folder, DESCRIPTION).close()
     (folder / "notes.md").write_text("mine")

@@ -61,10 +61,10 @@ def why_kept(folder: Path) -> str | None:
         return None
     try:
         read_run(folder)
+        steps = len(read_steps(folder))
     except (OSError, msgspec.MsgspecError):
         return general
-    if newest_version(folder) or read_steps(folder):
-        steps = len(read_steps(folder))
+    if steps or newest_version(folder):
         return f"the run folder {folder} holds a run of {steps} steps; choose another, or resume it"
     foreign = sorted(path.name for path in folder.iterdir() if not _is_ours(path.name))
     return f"{general}: it holds {', '.join(foreign[:5])}" if foreign else None
