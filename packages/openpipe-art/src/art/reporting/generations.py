@@ -6,7 +6,6 @@ record may never have become durable before a kill. Nothing here writes, and not
 """
 
 import hashlib
-import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from art.errors import ConfigError
-from art.reporting.run_folder import GENERATIONS, RunDescription, StepLine
+from art.reporting.run_folder import GENERATIONS, RunDescription, StepLine, keep_names
 
 DURABLE = "durable_version"
 """In a step's line: the newest policy that was seen on disk when the step ended."""
@@ -74,15 +73,10 @@ def newest_version(folder: Path) -> int:
 
 def seen_durable(folder: Path) -> int | None:
     """The newest version on disk, to be put on record: its name is durable when this returns."""
-    place = folder / GENERATIONS
     found = newest(folder)
     if found is None:
         return None
-    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    keep_names(folder / GENERATIONS)
     return found.version
 
 

@@ -97,6 +97,14 @@ def read_resumable(folder: Path, steps: int | None = None) -> RunDescription:
         RunFinishedError: it came to its end, and ``steps`` gives it no more than it had.
         ConfigError: it is no run's folder, or what a resumption needs was lost or is damaged.
     """
+    description, lines = read_unfinished(folder, steps)
+    check_generations(folder, description, lines)
+    resume_point(lines, newest_version(folder))
+    return description
+
+
+def read_unfinished(folder: Path, steps: int | None = None) -> tuple[RunDescription, list[StepLine]]:
+    """As :func:`read_resumable`, with the steps that were taken, and without a look at the policies."""
     try:
         description = read_run(folder)
     except msgspec.MsgspecError as error:
@@ -108,7 +116,7 @@ def read_resumable(folder: Path, steps: int | None = None) -> RunDescription:
         raise ConfigError(
             f"{folder} is no run's folder, so there is nothing to resume: {RUN} cannot be read ({error})"
         ) from error
-    lines = _lines(folder)
+    lines = [known_numbers(line) for line in read_all(folder / METRICS, dict[str, float | None])]
     had = steps_of(description.settings)
     if description.finished and (steps is None or had is None or steps <= had):
         done = len(lines)
@@ -120,20 +128,22 @@ def read_resumable(folder: Path, steps: int | None = None) -> RunDescription:
         raise RunFinishedError(
             f"the run in {folder} is finished after {_steps(done)}; there is nothing to resume{more}"
         )
-    check_generations(folder, description, lines)
-    resume_point(lines, newest_version(folder))
-    return description
+    return description, lines
 
 
-def _lines(folder: Path) -> list[StepLine]:
-    lines: list[StepLine] = []
+def read_all[Line](path: Path, kind: type[Line]) -> list[Line]:
+    """The finished lines of a file that a resumption needs; none where there is no such file.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    lines: list[Line] = []
     try:
-        lines.extend(map(known_numbers, read_lines(folder / METRICS, dict[str, float | None])))
+        lines.extend(read_lines(path, kind))
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(
-            f"line {len(lines) + 1} of {folder / METRICS} cannot be read: {error}. It was changed by "
-            "hand or damaged, so the run cannot be resumed: bring the file back from a copy, or start a "
-            "new run"
+            f"line {len(lines) + 1} of {path} cannot be read: {error}. It was changed by hand or damaged, so "
+            "the run cannot be resumed: bring the file back from a copy, or start a new run"
         ) from error
     return lines
 

@@ -182,7 +182,7 @@ def append_lines(path: Path, values: Sequence[Any]) -> None:
             file.truncate(end)
             raise
     if new:
-        _keep_names(path.parent)
+        keep_names(path.parent)
 
 
 def write_lines(path: Path, values: Sequence[Any]) -> None:
@@ -206,10 +206,10 @@ def write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    _keep_names(path.parent)
+    keep_names(path.parent)
 
 
-def _keep_names(folder: Path) -> None:
+def keep_names(folder: Path) -> None:
     """The names in a folder are on disk when it returns."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -19,7 +19,7 @@ import msgspec
 from art.errors import ArtError, ConfigError
 from art.reporting.folder_claim import check_new_folder, is_empty, locked, wait_until_free, why_kept
 from art.reporting.generations import DURABLE, check_generations, newest_version, seen_durable
-from art.reporting.resume import check_settings, read_resumable, resume_point, steps_of
+from art.reporting.resume import check_settings, read_all, read_unfinished, resume_point, steps_of
 from art.reporting.run_folder import (
     EVALUATIONS,
     GENERATIONS,
@@ -36,8 +36,6 @@ from art.reporting.run_folder import (
     TrajectoryLine,
     append_lines,
     evaluation_file,
-    known_numbers,
-    read_lines,
     step_file,
     unfinished_bytes,
     write_lines,
@@ -119,18 +117,19 @@ class RunWriter:
             ConfigError: it is no run, has other settings, is in use, or cannot be resumed.
         """
         limit = steps_of(settings)
-        read_resumable(folder, limit)
+        read_unfinished(folder, limit)  # before anything is made: the folder may be something else
         try:
             lock = locked(folder)
         except OSError as error:
             raise _unwritable(folder, error) from error
         try:
-            writer = cls(folder, lock, read_resumable(folder, limit))
-            check_settings(settings, writer.description.settings)
+            description, lines = read_unfinished(folder, limit)  # who had the folder may have gone on
+            check_settings(settings, description.settings)
             await wait_until_free(folder / GENERATIONS / LOCK, _FREE_WITHIN_S, waits)
-            check_generations(folder, writer.description, writer._lines())
+            check_generations(folder, description, lines)
+            writer = cls(folder, lock, description)
             with _writing(folder):
-                writer._take_up(settings)
+                writer._take_up(settings, lines)
         except BaseException:
             os.close(lock)
             raise
@@ -212,9 +211,8 @@ class RunWriter:
     def _write_description(self) -> None:
         write_whole(self.folder / RUN, msgspec.json.format(msgspec.json.encode(self.description)) + b"\n")
 
-    def _take_up(self, settings: dict[str, Any]) -> None:
-        """Brings the files to the state after the last durable step."""
-        lines = self._lines()
+    def _take_up(self, settings: dict[str, Any], lines: list[StepLine]) -> None:
+        """Brings the files to the state after the last durable step; ``lines`` are those of the metrics."""
         point = resume_point(lines, newest_version(self.folder))
         (self.folder / TRAJECTORIES).mkdir(exist_ok=True)
         lined = [self.folder / name for name in (METRICS, EVALUATIONS, PHASES)]
@@ -272,7 +270,7 @@ class RunWriter:
 
     def _lost_trajectories(self, step: int) -> list[TrajectoryLine]:
         file = step_file(self.folder, step).relative_to(self.folder)
-        lines = self._read(file, TrajectoryLine)
+        lines = read_all(self.folder / file, TrajectoryLine)
         if not lines:
             raise ConfigError(
                 f"the run in {self.folder} lost the line of step {step} and its trajectories {file}; it "
@@ -290,26 +288,11 @@ class RunWriter:
             "restored": 1.0,
         }
 
-    def _lines(self) -> list[StepLine]:
-        return [known_numbers(line) for line in self._read(METRICS, dict[str, float | None])]
-
     def _keep_evaluations(self, policy_version: int) -> None:
-        lines = self._read(EVALUATIONS, EvaluationLine)
+        lines = read_all(self.folder / EVALUATIONS, EvaluationLine)
         self.evaluations = [line for line in lines if line.policy_version <= policy_version]
         if len(self.evaluations) < len(lines):
             write_lines(self.folder / EVALUATIONS, self.evaluations)
-
-    def _read[Line](self, name: str | Path, kind: type[Line]) -> list[Line]:
-        lines: list[Line] = []
-        try:
-            lines.extend(read_lines(self.folder / name, kind))
-        except msgspec.MsgspecError as error:
-            raise ConfigError(
-                f"line {len(lines) + 1} of {self.folder / name} cannot be read: {error}. It was changed by "
-                "hand or damaged, so the run cannot be resumed: bring the file back from a copy, or start a "
-                "new run"
-            ) from error
-        return lines
 
 
 def model_digest(folder: Path) -> str:
