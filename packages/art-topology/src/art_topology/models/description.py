@@ -89,11 +89,6 @@ class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
         """Parameters of the layer, biases included."""
         return sum(m.parameter_count for m in self.matrices()) + sum(v.size for v in self.vectors())
 
-    @property
-    def active_parameter_count(self) -> int:
-        """Parameters of the layer that one token uses."""
-        return sum(m.active_parameter_count for m in self.matrices()) + sum(v.size for v in self.vectors())
-
     def flops_per_token(self, context_tokens: float) -> float:
         """Forward FLOPs of one token, mean over a causal sequence of ``context_tokens`` tokens."""
         linear = sum(matrix.forward_flops for matrix in self.matrices())
@@ -128,7 +123,6 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
             total, as checkpoints count them.
         per_layer_vocab_size: Vocabulary of the per-layer embeddings; 0: there are none.
         per_layer_size: Features of each per-layer embedding; 0: there are none.
-        output_bias: The vocabulary head adds a bias.
         assumptions: What the configuration leaves open and how it was read, one sentence each.
     """
 
@@ -141,40 +135,20 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     mtp_layers: tuple[LayerShape, ...] = ()
     per_layer_vocab_size: int = 0
     per_layer_size: int = 0
-    output_bias: bool = False
     position_scale: float = 1.0
     assumptions: tuple[str, ...] = ()
 
     @property
-    def _attention(self) -> tuple[AttentionShape, ...]:
-        return tuple(layer.attention for layer in self.layers)
-
-    @property
-    def _mlps(self) -> tuple[MlpShape | None, ...]:
-        return tuple(layer.mlp for layer in self.layers)
-
-    @property
-    def attention_heads(self) -> int:
-        """Most query heads of a layer."""
-        return max(
-            shape.query_heads
-            if isinstance(shape, GqaShape)
-            else shape.value_heads
-            if isinstance(shape, GatedDeltaNetShape)
-            else shape.heads
-            for shape in self._attention
-        )
-
-    @property
     def kv_heads(self) -> int | None:
         """Fewest key and value heads of a layer with grouped queries; None where no layer has them."""
-        found = [shape.kv_heads for shape in self._attention if isinstance(shape, GqaShape)]
-        return min(found, default=None)
+        shapes = (layer.attention for layer in self.layers)
+        return min((shape.kv_heads for shape in shapes if isinstance(shape, GqaShape)), default=None)
 
     @property
     def experts(self) -> int | None:
         """Routed experts of a layer; None for a dense model."""
-        return max((mlp.experts for mlp in self._mlps if isinstance(mlp, MoeShape)), default=None)
+        mlps = (layer.mlp for layer in self.layers)
+        return max((mlp.experts for mlp in mlps if isinstance(mlp, MoeShape)), default=None)
 
     def kv_bytes_per_token(self, dtype_bytes: float, tp: int = 1) -> float:
         """Bytes that one of ``tp`` workers caches for one token of a long context, in numbers of
@@ -227,7 +201,6 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
             part="output",
             inputs=self.hidden_size,
             outputs=self.vocab_size,
-            bias=self.output_bias,
             divided="columns",
         )
         if self.streams == 1:

@@ -44,7 +44,6 @@ class MoeShape(msgspec.Struct, frozen=True, kw_only=True, tag="moe"):
             transformers').
         shared_gate: The shared expert's output is scaled by a gate computed from the token.
         router_scale: The router scales its input per feature and its output per expert (Gemma 4).
-        hash_routed: Experts are chosen by the token's id; the router's weights only scale them.
     """
 
     hidden_size: int
@@ -57,7 +56,6 @@ class MoeShape(msgspec.Struct, frozen=True, kw_only=True, tag="moe"):
     router_bias: bool = False
     shared_gate: bool = False
     router_scale: bool = False
-    hash_routed: bool = False
 
     def matrices(self) -> tuple[Matrix, ...]:
         """The router, the routed experts, and the shared expert with its gate."""

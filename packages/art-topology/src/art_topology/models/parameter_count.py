@@ -4,7 +4,7 @@ from typing import get_args
 
 import msgspec
 
-from art_topology.models.description import LayerShape, ModelDescription
+from art_topology.models.description import ModelDescription
 from art_topology.models.matrices import Matrix, Part, Vector
 
 
@@ -64,14 +64,7 @@ def parameters(model: ModelDescription) -> ParameterCount:
     )
 
 
-def layer_parameters(layer: LayerShape) -> dict[str, int]:
-    """Parameters of one layer by part."""
-    return _by_part(layer.matrices(), layer.vectors())
-
-
-def _by_part(
-    matrices: list[Matrix] | tuple[Matrix, ...], vectors: list[Vector] | tuple[Vector, ...]
-) -> dict[str, int]:
+def _by_part(matrices: list[Matrix], vectors: list[Vector]) -> dict[str, int]:
     found = dict.fromkeys(get_args(Part), 0)
     for matrix in matrices:
         found[matrix.part] += matrix.parameter_count

@@ -38,8 +38,6 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """A division of the service that cannot run, and why; with how many bytes it lacks, where it is that."""
 
-    hosts: int
-    per_host: int
     parallel: VllmParallelSpec
     code: str
     reason: str
@@ -63,14 +61,7 @@ def serve(problem: Problem, hosts: int, per_host: int, parallel: VllmParallelSpe
     """What one division comes to, or why it cannot run."""
 
     def refused(code: str, reason: str, lacks_bytes: float = 0) -> ServiceRefusal:
-        return ServiceRefusal(
-            hosts=hosts,
-            per_host=per_host,
-            parallel=parallel,
-            code=code,
-            reason=reason,
-            lacks_bytes=lacks_bytes,
-        )
+        return ServiceRefusal(parallel=parallel, code=code, reason=reason, lacks_bytes=lacks_bytes)
 
     crew = Crew(
         name="policy",
