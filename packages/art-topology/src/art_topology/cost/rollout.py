@@ -15,6 +15,7 @@ from art_topology.cost.communication import Group, Network, dispatch_copies, net
 from art_topology.cost.parts import CostPart, RolloutCost
 from art_topology.hardware import Machine
 from art_topology.memory import service_memory
+from art_topology.memory.service import worker_share
 from art_topology.models import AttentionShape, LayerShape, MlaShape, ModelDescription, MoeShape
 from art_topology.models.flops import adapted
 from art_topology.serving import VllmParallelSpec
@@ -87,7 +88,7 @@ class Engine:
             if isinstance(shape.mlp, MoeShape) and self.expert_workers > 1:
                 ep += count * self._ep_s(shape.mlp, batch)
         head = sum(m.local(self.parallel.tp).parameter_count for m in self.model.head_matrices())
-        weights += self._matmul_s(head, head, batch)
+        weights += self._longer_s(head, 2 * batch * head)
         launches = len(self.model.layers) * self.calibration.decode_launches_per_layer
         send = self.network.send_s(self.parallel.tp >= self.network.domain, self._volume(batch))
         return EngineStep(
@@ -121,29 +122,20 @@ class Engine:
     def _weights_s(self, shape: LayerShape, batch: float) -> float:
         read, flops = 0.0, 0.0
         for matrix in shape.matrices():
+            local = worker_share(matrix, self.parallel)
             if matrix.part == "routed_experts" and isinstance(shape.mlp, MoeShape):
-                local = (
-                    matrix.local(1, self.expert_workers)
-                    if self.parallel.expert_parallel
-                    else matrix.local(self.expert_workers)
-                )
                 tokens = batch * self.parallel.dp
                 touched = 1 - (1 - shape.mlp.topk / shape.mlp.experts) ** tokens
                 read += local.parameter_count * touched
                 flops += 2 * tokens * matrix.active * matrix.inputs * matrix.outputs / self.expert_workers
             else:
-                local = matrix.local(self.parallel.tp)
                 read += local.parameter_count
                 flops += 2 * batch * local.active_parameter_count
-        return max(
-            read * self.device.dtype_bytes / self.device.memory_bytes_per_s, flops / self.device.matmul_flops
-        )
+        return self._longer_s(read, flops)
 
-    def _matmul_s(self, held: float, active: float, batch: float) -> float:
-        return max(
-            held * self.device.dtype_bytes / self.device.memory_bytes_per_s,
-            2 * batch * active / self.device.matmul_flops,
-        )
+    def _longer_s(self, read: float, flops: float) -> float:
+        """Reading so many weights, or the arithmetic with them where that takes longer."""
+        return max(self.device.moved_s(read * self.device.dtype_bytes), flops / self.device.matmul_flops)
 
     def _cache_s(self, shape: AttentionShape, batch: float, context: float) -> float:
         """Bytes of the cache that a step reads, or attention's arithmetic. Sparse attention reads the

@@ -7,7 +7,8 @@ from art_topology.memory.activations import kept_bytes, saved_tensors
 from art_topology.memory.assumptions import MemoryAssumptions
 from art_topology.memory.parts import MemoryPart
 from art_topology.memory.pipeline import in_flight
-from art_topology.models.description import LayerShape, ModelDescription
+from art_topology.memory.weights import layers_of, stage_layers
+from art_topology.models.description import ModelDescription
 from art_topology.ranks import RankLayout
 from art_topology.stages import Stage, StageLayout
 from art_topology.workload import WorkloadSpec
@@ -67,7 +68,7 @@ def _stage_bytes(
     assumptions: MemoryAssumptions,
 ) -> int:
     """What one microbatch leaves in one virtual stage."""
-    layers = _layers(model, stage)
+    layers = layers_of(model, stage)
     recomputed = len(layers) if workload.recompute == "full" else 0
     if workload.recompute == "full" and workload.recompute_layers is not None:
         recomputed = min(recomputed, workload.recompute_layers)
@@ -83,11 +84,6 @@ def _stage_bytes(
     return total
 
 
-def _layers(model: ModelDescription, stage: Stage) -> tuple[LayerShape, ...]:
-    layers = model.layers[stage.first_layer : stage.first_layer + stage.layer_count]
-    return (*layers, *model.mtp_layers[:1] * stage.mtp_layers)
-
-
 def _recomputed(
     model: ModelDescription,
     layout: RankLayout,
@@ -99,8 +95,7 @@ def _recomputed(
     """One layer, whole: the backward pass computes it again before it goes through it."""
     sizes = [
         sum(tensor.bytes for tensor in saved_tensors(layer, layout, workload, assumptions))
-        for stage in stages.rank(pp_rank)
-        for layer in set(_layers(model, stage))
+        for layer in stage_layers(model, stages, pp_rank)
     ]
     return MemoryPart(
         name="recomputed layer",

@@ -87,7 +87,7 @@ def _stage_layers(model: ModelDescription, pp: int, rank: int) -> Counter[LayerS
     return Counter(model.layers[first : first + counts[rank]])
 
 
-def _share(matrix: Matrix, parallel: VllmParallelSpec) -> Matrix:
+def worker_share(matrix: Matrix, parallel: VllmParallelSpec) -> Matrix:
     """A worker's share: experts are divided among ``tp * dp`` workers, whole or each."""
     if matrix.part != "routed_experts":
         return matrix.local(parallel.tp)
@@ -104,7 +104,7 @@ def _weights(
 ) -> MemoryPart:
     count = 0
     for layer, times in stages[rank].items():
-        matrices = sum(_share(matrix, parallel).parameter_count for matrix in layer.matrices())
+        matrices = sum(worker_share(matrix, parallel).parameter_count for matrix in layer.matrices())
         count += times * (matrices + sum(vector.local(parallel.tp) for vector in layer.vectors()))
     first, last = rank == 0, rank == parallel.pp - 1
     if first:
@@ -127,7 +127,7 @@ def _adapters(
     if rank is not None:
         for layer, times in layers.items():
             count += times * sum(
-                _share(matrix, parallel).adapter_parameter_count(rank)
+                worker_share(matrix, parallel).adapter_parameter_count(rank)
                 for matrix in layer.matrices()
                 if adapted(matrix, workload)
             )

@@ -10,7 +10,7 @@ from art_topology.models.description import LayerShape, ModelDescription
 from art_topology.models.flops import adapted
 from art_topology.models.matrices import Matrix, Vector
 from art_topology.ranks import RankLayout
-from art_topology.stages import StageLayout
+from art_topology.stages import Stage, StageLayout
 from art_topology.workload import WorkloadSpec
 
 
@@ -97,12 +97,13 @@ def check_layers(model: ModelDescription, stages: StageLayout) -> None:
 def stage_layers(model: ModelDescription, stages: StageLayout, pp_rank: int) -> Counter[LayerShape]:
     """The layers of a pipeline rank, equal ones counted together, those of multi-token prediction
     included."""
-    found: Counter[LayerShape] = Counter()
-    for stage in stages.rank(pp_rank):
-        found.update(model.layers[stage.first_layer : stage.first_layer + stage.layer_count])
-        if stage.mtp_layers:
-            found[model.mtp_layers[0]] += stage.mtp_layers
-    return found
+    return Counter(layer for stage in stages.rank(pp_rank) for layer in layers_of(model, stage))
+
+
+def layers_of(model: ModelDescription, stage: Stage) -> tuple[LayerShape, ...]:
+    """The layers of one (virtual) stage, those of multi-token prediction last."""
+    layers = model.layers[stage.first_layer : stage.first_layer + stage.layer_count]
+    return (*layers, *model.mtp_layers[:1] * stage.mtp_layers)
 
 
 @lru_cache(maxsize=4096)
@@ -137,8 +138,7 @@ def _ends(
     pp_rank: int,
     vocab_multiple: int,
 ) -> RankParameters:
-    padded = math.ceil(model.vocab_size / (vocab_multiple * layout.tp)) * vocab_multiple
-    table = padded * model.hidden_size
+    table = math.ceil(model.vocab_size / (vocab_multiple * layout.tp)) * vocab_multiple * model.hidden_size
     held = stages.rank(pp_rank)
     first, last = any(stage.embedding for stage in held), any(stage.loss for stage in held)
     mtp = any(stage.mtp_layers for stage in held)
@@ -156,7 +156,7 @@ def _ends(
             if matrix.name != "output":
                 count += share.parameter_count
             elif not (model.tied_embeddings and (first or mtp)):
-                count += table + (padded if matrix.bias else 0)
+                count += table
     return RankParameters(ends=count, adapters=adapters)
 
 

@@ -8,12 +8,13 @@ above the limit here is above it there; what is below is asked again in full bef
 
 from art_topology.cost.layer_times import Division
 from art_topology.cost.trainer_costs import Contents, StageContents, TrainerCosts, with_savings
-from art_topology.memory.activations import kept_bytes, saved_tensors
+from art_topology.memory.activations import kept_bytes
 from art_topology.memory.assumptions import MemoryAssumptions
 from art_topology.memory.pipeline import in_flight
 from art_topology.planner.problem import Problem, Savings
 from art_topology.ranks import RankLayout
 from art_topology.stages import StageLayout
+from art_topology.workload import Recompute
 
 _Kept = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """For each shape of layer: what it keeps whole, with its core recomputed, and recomputed whole."""
@@ -117,13 +118,15 @@ class TrainerBounds:
                 ep=division.ep,
                 expert_dp=division.tp * division.cp,
             )
-            workload, assume = self._problem.workload, self._assumptions
-            none, some = with_savings(workload, "none", ()), with_savings(workload, "selective", ())
-            every = with_savings(workload, "full", ())
-            shapes = self._costs.shapes
             found = self._kept[division] = (
-                tuple(sum(t.bytes for t in saved_tensors(s, layout, none, assume)) for s in shapes),
-                tuple(kept_bytes(shape, layout, some, assume, False) for shape in shapes),
-                tuple(kept_bytes(shape, layout, every, assume, True) for shape in shapes),
+                self._kept_with(layout, "none"),
+                self._kept_with(layout, "selective"),
+                self._kept_with(layout, "full"),
             )
         return found
+
+    def _kept_with(self, layout: RankLayout, recompute: Recompute) -> tuple[int, ...]:
+        workload, full = with_savings(self._problem.workload, recompute, ()), recompute == "full"
+        return tuple(
+            kept_bytes(shape, layout, workload, self._assumptions, full) for shape in self._costs.shapes
+        )
