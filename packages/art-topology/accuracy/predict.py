@@ -10,7 +10,7 @@ import msgspec
 
 from accuracy.rows import HERE, Layout, Row
 from art_topology.cost import Calibration, TrainerProgram, rollout_cost, trainer_step_cost
-from art_topology.cost.calibration import ByArchitecture
+from art_topology.cost.calibration import everywhere
 from art_topology.hardware import HardwareTable, Machine, load_hardware
 from art_topology.memory import MemoryAssumptions, MemoryEstimate, trainer_memory
 from art_topology.models import (
@@ -227,8 +227,8 @@ def calibration_of(row: Row, values: Calibration | None = None) -> Calibration:
     backward = 5 * head / (UNFUSED_BYTES[1] / moved + 8 * head / product) / peak
     return msgspec.structs.replace(
         values,
-        attention_forward_fraction=_everywhere(forward),
-        attention_backward_fraction=_everywhere(backward),
+        attention_forward_fraction=everywhere(forward),
+        attention_backward_fraction=everywhere(backward),
     )
 
 
@@ -242,10 +242,6 @@ def program_of(row: Row) -> TrainerProgram:
         recomputed=row.recomputed,
         gradient_bytes=row.gradient_bytes,
     )
-
-
-def _everywhere(value: float) -> ByArchitecture:
-    return ByArchitecture(ampere=value, ada=value, hopper=value, blackwell=value, other=value)
 
 
 def step_of(

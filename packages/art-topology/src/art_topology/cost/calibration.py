@@ -28,9 +28,10 @@ class ByArchitecture(msgspec.Struct, frozen=True, kw_only=True):
         return float(getattr(self, architecture))
 
 
-def everywhere(value: float) -> ByArchitecture:
-    """The same value for every architecture."""
-    return ByArchitecture(ampere=value, ada=value, hopper=value, blackwell=value, other=value)
+def everywhere(value: float, **exceptions: float) -> ByArchitecture:
+    """The same value for every architecture but those that are named."""
+    same = ByArchitecture(ampere=value, ada=value, hopper=value, blackwell=value, other=value)
+    return msgspec.structs.replace(same, **exceptions)
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,21 +102,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     matmul_fraction: ByArchitecture = everywhere(0.68)
     grouped_fraction: float = 0.90
-    attention_forward_fraction: ByArchitecture = ByArchitecture(
-        ampere=0.57, ada=0.57, hopper=0.57, blackwell=0.55, other=0.57
-    )
-    attention_backward_fraction: ByArchitecture = ByArchitecture(
-        ampere=0.47, ada=0.47, hopper=0.47, blackwell=0.45, other=0.47
-    )
-    sparse_forward_fraction: ByArchitecture = ByArchitecture(
-        ampere=0.2, ada=0.2, hopper=0.40, blackwell=0.092, other=0.092
-    )
-    sparse_backward_fraction: ByArchitecture = ByArchitecture(
-        ampere=0.1, ada=0.1, hopper=0.20, blackwell=0.049, other=0.049
-    )
-    indexer_fraction: ByArchitecture = ByArchitecture(
-        ampere=0.2, ada=0.2, hopper=0.30, blackwell=0.092, other=0.092
-    )
+    attention_forward_fraction: ByArchitecture = everywhere(0.57, blackwell=0.55)
+    attention_backward_fraction: ByArchitecture = everywhere(0.47, blackwell=0.45)
+    sparse_forward_fraction: ByArchitecture = everywhere(0.092, ampere=0.2, ada=0.2, hopper=0.40)
+    sparse_backward_fraction: ByArchitecture = everywhere(0.049, ampere=0.1, ada=0.1, hopper=0.20)
+    indexer_fraction: ByArchitecture = everywhere(0.092, ampere=0.2, ada=0.2, hopper=0.30)
     linear_attention_fraction: float = 0.15
     memory_fraction: float = 0.85
     kernel_s: float = 5e-6
