@@ -22,7 +22,7 @@ def megatron_groups() -> Callable[..., Groups]:
         """einops, optional to megatron-core, for the one pattern that it rearranges groups by."""
 
         @staticmethod
-        def rearrange(ranks: np.ndarray, pattern: str, *, l: int, s: int, u: int) -> np.ndarray:  # noqa: E741
+        def rearrange(ranks: np.ndarray, pattern: str, *, l: int, s: int, u: int) -> np.ndarray:  # noqa: E741 - its names
             assert pattern == "(l s u) -> (l u) s"
             return ranks.reshape(l, s, u).transpose(0, 2, 1).reshape(l * u, s)
 

@@ -299,7 +299,7 @@ def test_a_rank_that_does_not_exist_is_refused() -> None:
 def test_a_family_that_does_not_exist_is_refused() -> None:
     layout = RankLayout(tp=1, cp=1, dp=1, pp=1, etp=1, ep=1, expert_dp=1)
     with pytest.raises(ValueError, match="unknown group family 'zp'"):
-        layout.group("zp", 0)  # type: ignore[arg-type]
+        layout.group("zp", 0)  # type: ignore[arg-type]  # that is the point
 
 
 def test_every_family_has_a_title_of_its_own() -> None:

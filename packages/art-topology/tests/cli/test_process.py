@@ -11,10 +11,10 @@ import pytest
 COMMAND = [sys.executable, "-m", "art_topology.command"]
 
 
-def process(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+def process(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, **more  # type: ignore[call-overload]
-    )  # fmt: skip
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, env=env
+    )
 
 
 def test_without_the_extra_it_says_what_to_install() -> None:

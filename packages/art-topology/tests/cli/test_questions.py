@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from art_topology import topology_schema
-from art_topology.commands.documents.base import Refusal
+from art_topology.commands.documents.base import Document, Refusal
 from art_topology.commands.documents.by_command import DOCUMENTS
-from art_topology.commands.documents.check import CheckDocument
 from art_topology.commands.documents.diff import DiffDocument
 from art_topology.commands.documents.explain import RankDocument, TopologyDocument
 from art_topology.commands.documents.groups import GroupsDocument
@@ -19,7 +18,7 @@ from art_topology.files import read_topology
 from art_topology.fingerprint import topology_to_json
 from art_topology.memory import trainer_memory
 from art_topology.models import load_model_config
-from art_topology.ranks import GROUP_FAMILIES
+from art_topology.ranks import GROUP_FAMILIES, RankLayout
 from art_topology.stages import StageLayout
 from art_topology.workload import WorkloadSpec
 
@@ -34,8 +33,14 @@ lora_rank = 8
 """
 
 
+def layout_of(file: Path) -> RankLayout:
+    trainer = read_topology(file).compile().trainer
+    assert trainer is not None
+    return trainer.layout
+
+
 def test_a_rank_is_explained_as_the_layout_has_it(art: Run, cluster_file: Path) -> None:
-    layout = read_topology(cluster_file).compile().trainer.layout  # type: ignore[union-attr]
+    layout = layout_of(cluster_file)
     document = msgspec.json.decode(
         art("explain", cluster_file, "--rank", 11, "--json").out, type=RankDocument
     )
@@ -67,7 +72,7 @@ def test_with_a_model_it_explains_layers_and_memory(art: Run, cluster_file: Path
     assert [(stage.first_layer, stage.layer_count, stage.loss) for stage in document.stages] == [(8, 8, True)]
     expected = trainer_memory(
         load_model_config(model_file),
-        read_topology(cluster_file).compile().trainer.layout,  # type: ignore[union-attr]
+        layout_of(cluster_file),
         StageLayout.uniform(16, 2),
         msgspec.toml.decode(WORKLOAD, type=WorkloadSpec),
         pp_rank=1,
@@ -117,7 +122,7 @@ def test_without_a_trainer_there_are_no_ranks(art: Run, folder: Path) -> None:
 
 
 def test_all_groups_are_streamed(art: Run, cluster_file: Path) -> None:
-    layout = read_topology(cluster_file).compile().trainer.layout  # type: ignore[union-attr]
+    layout = layout_of(cluster_file)
     document = msgspec.json.decode(art("groups", cluster_file, "--json").out, type=GroupsDocument)
     assert [row.family for row in document.families] == list(GROUP_FAMILIES)
     for family in GROUP_FAMILIES:
@@ -196,7 +201,8 @@ def test_schemas(art: Run) -> None:
 
 
 def test_every_key_of_a_document_is_explained() -> None:
-    kinds = [CheckDocument, *(kind for kinds in DOCUMENTS.values() for kind in kinds)]
+    kinds = Document.__subclasses__()
+    assert set(kinds) > {kind for kinds in DOCUMENTS.values() for kind in kinds}
     for kind in kinds:
         for field in msgspec.structs.fields(kind):
             assert f"\n        {field.name}: " in (kind.__doc__ or ""), (kind, field.name)

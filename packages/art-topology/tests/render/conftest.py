@@ -111,13 +111,16 @@ def shared_topology() -> RuntimeTopology:
 def random_topologies() -> list[RuntimeTopology]:
     """Sixty of them, of all sizes and divisions."""
     chance, found = random.Random(4), []
+
+    def pick() -> int:
+        return chance.choice([1, 1, 2, 4])
+
     while len(found) < 60:
         gpus = chance.choice([1, 2, 4, 8, 16, 40])
         trained, served = chance.choice([0, 1, 2, 3, 6, 20]), chance.choice([0, 1, 2, 9])
         idle = chance.choice([0, 0, 1, 15])
         if trained + served + idle == 0:
             continue
-        pick = lambda: chance.choice([1, 1, 2, 4])  # noqa: E731
         parallel = MegatronTopologyConfig(tp=pick(), cp=pick(), ep=pick(), pp=pick())
         if trained and (
             (trained * gpus) % (parallel.tp * parallel.cp * parallel.pp)

@@ -4,6 +4,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from art_topology.ranks import GroupFamily
 from art_topology.render.palette import (
     DARK,
     FAMILIES,
@@ -70,8 +71,8 @@ def test_families_and_the_first_services_differ(vision: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_neighbouring_groups_differ_in_lightness(family: str) -> None:
-    shades = [group_colour(family, group) for group in range(2 * len(TINTS))]  # type: ignore[arg-type]
+def test_neighbouring_groups_differ_in_lightness(family: GroupFamily) -> None:
+    shades = [group_colour(family, group) for group in range(2 * len(TINTS))]
     for one, other in pairwise(shades):
         assert abs(lab(one, "normal")[0] - lab(other, "normal")[0]) > 4
 

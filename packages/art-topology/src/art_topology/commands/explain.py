@@ -159,7 +159,7 @@ def _rank(
 ) -> RankDocument:
     import msgspec
 
-    from art_topology.commands.documents.base import PartRow
+    from art_topology.commands.documents.base import memory_rows
     from art_topology.commands.documents.explain import RankDocument, RankGroupRow, StageRow
     from art_topology.commands.groups import crosses
     from art_topology.compiled import GpuDevice
@@ -175,9 +175,6 @@ def _rank(
         for member in service.members
         if member.host_id == place.host_id and place.device in member.devices
     ]
-
-    def rows(parts: tuple[object, ...]) -> tuple[PartRow, ...]:
-        return tuple(PartRow(name=part.name, why=part.why, bytes=part.bytes) for part in parts)  # type: ignore[attr-defined]
 
     return RankDocument(
         file=file,
@@ -215,9 +212,9 @@ def _rank(
             for family, group in trainer.layout.groups_of(rank).items()
         ),
         shared_with=tuple(shared),
-        memory=rows(memory.parts) if memory is not None else None,
+        memory=memory_rows(memory.parts) if memory is not None else None,
         memory_bytes=memory.total_bytes if memory is not None else None,
-        host_memory=rows(memory.host_parts) if memory is not None else None,
+        host_memory=memory_rows(memory.host_parts) if memory is not None else None,
         gpu_memory_bytes=gpu_bytes,
         ports=_ports(topology, host.host_id),
     )

@@ -56,6 +56,10 @@ def file_completion() -> dict[str, Any]:
     return {"autocompletion": _files}
 
 
+def _option(*names: str, metavar: str, help_: str, completed: Any) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help_, show_default=False, autocompletion=completed)
+
+
 File = Annotated[
     str,
     typer.Argument(
@@ -64,75 +68,68 @@ File = Annotated[
 ]
 Format = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--format",
         metavar="toml|yaml|json",
-        help="What FILE is, whatever its name; needed for -.",
-        autocompletion=_formats,
-        show_default=False,
+        help_="What FILE is, whatever its name; needed for -.",
+        completed=_formats,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
 Family = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--family",
         "-f",
         metavar="NAME",
-        help="Only groups of this family: tp, cp, ep ...",
-        show_default=False,
-        autocompletion=_families,
+        help_="Only groups of this family: tp, cp, ep ...",
+        completed=_families,
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--model",
         "-m",
         metavar="CONFIG",
-        help="Hugging Face config.json of the model, or its folder.",
-        show_default=False,
-        **file_completion(),
+        help_="Hugging Face config.json of the model, or its folder.",
+        completed=_files,
     ),
 ]
 WorkloadFile = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--workload",
         "-w",
         metavar="FILE",
-        help="The workload, as a file: its fields, or a topology with a workload.",
-        show_default=False,
-        **file_completion(),
+        help_="The workload, as a file: its fields, or a topology with a workload.",
+        completed=_files,
     ),
 ]
 Gpu = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--gpu",
         metavar="NAME",
-        help="GPU or machine in the table of hardware, such as H200 or DGX-B300.",
-        show_default=False,
-        autocompletion=_gpus,
+        help_="GPU or machine in the table of hardware, such as H200 or DGX-B300.",
+        completed=_gpus,
     ),
 ]
 Network = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--network",
         metavar="LINK",
-        help="Link between hosts, such as RoCE-400; by default the machine's.",
-        show_default=False,
-        autocompletion=_links,
+        help_="Link between hosts, such as RoCE-400; by default the machine's.",
+        completed=_links,
     ),
 ]
 Hardware = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--hardware",
         metavar="FILE",
-        help="TOML file with further GPUs, links and machines.",
-        show_default=False,
-        **file_completion(),
+        help_="TOML file with further GPUs, links and machines.",
+        completed=_files,
     ),
 ]

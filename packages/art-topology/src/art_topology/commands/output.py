@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from art_topology.diagnostics import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     from art_topology.diagnostics import Diagnostic
 
@@ -125,9 +126,7 @@ def _rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: fro
         )
     for row in rows:
         grid.add_row(*map(Text, row))
-    console = _console()
-    console.print(grid)
-    sys.stdout.write(console.file.getvalue())  # type: ignore[attr-defined]
+    sys.stdout.write(_rendered(grid))
 
 
 def _coloured(text: str, severity: str) -> str:
@@ -152,9 +151,7 @@ def _coloured(text: str, severity: str) -> str:
 def _styled(text: str, style: str) -> str:
     from rich.text import Text
 
-    console = _console()
-    console.print(Text(text, style), end="", soft_wrap=True)
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+    return _rendered(Text(text, style), end="", soft_wrap=True)
 
 
 def _columns() -> int:
@@ -163,17 +160,20 @@ def _columns() -> int:
     return shutil.get_terminal_size((80, 24)).columns
 
 
-def _console() -> Console:
-    """A console that writes into a string: the one place that writes out is standard output itself."""
+def _rendered(shown: Table | Text, *, end: str = "\n", soft_wrap: bool = False) -> str:
+    """What rich would write: the one place that writes out is standard output itself."""
     import io
 
     from rich.console import Console
 
-    return Console(
-        file=io.StringIO(),
+    written = io.StringIO()
+    console = Console(
+        file=written,
         force_terminal=True,
         width=max(1, _columns()),
         markup=False,
         emoji=False,
         highlight=False,
     )
+    console.print(shown, end=end, soft_wrap=soft_wrap)
+    return written.getvalue()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from art_topology.commands.documents.base import PartRow
+from art_topology.commands.documents.base import PartRow, memory_rows
 from art_topology.commands.documents.plan import PlanDocument, PlanRow, RejectionRow
 from art_topology.commands.output import say, table
 from art_topology.commands.plan import gib
@@ -296,19 +296,15 @@ def _row(number: int, plan: Plan, gpu_bytes: int) -> PlanRow:
         unused_gpus=plan.unused_gpus,
         used_score=plan.used_score,
         tight=plan.trainer_memory.total_bytes > TIGHT * gpu_bytes,
-        trainer_memory=_bytes(plan.trainer_memory.parts),
+        trainer_memory=memory_rows(plan.trainer_memory.parts),
         trainer_memory_bytes=plan.trainer_memory.total_bytes,
         trainer_host_memory_bytes=plan.trainer_memory.host_bytes,
-        service_memory=_bytes(plan.service_memory.parts),
+        service_memory=memory_rows(plan.service_memory.parts),
         kv_budget_bytes=plan.service_memory.kv_budget_bytes,
         concurrent_sequences=plan.service_memory.max_concurrent_sequences,
         trainer_time=_times(cost.trainer.parts),
         rollout_time=_times(cost.rollout.parts),
     )
-
-
-def _bytes(parts: Iterable[Any]) -> tuple[PartRow, ...]:
-    return tuple(PartRow(name=part.name, why=part.why, bytes=part.bytes) for part in parts)
 
 
 def _times(parts: Iterable[Any]) -> tuple[PartRow, ...]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from art_topology.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from art_topology.memory import MemoryPart
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,3 +48,8 @@ class PartRow(Document, frozen=True, kw_only=True):
     bytes: int | None = None
     exposed_s: float | None = None
     hidden_s: float | None = None
+
+
+def memory_rows(parts: Iterable[MemoryPart]) -> tuple[PartRow, ...]:
+    """The parts of a memory."""
+    return tuple(PartRow(name=part.name, why=part.why, bytes=part.bytes) for part in parts)
