@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -28,8 +27,6 @@ _GRACE_S = 6.0
 _KILL_S = 3.0
 _SOCKET_FOLDER_BYTES = 107 - len("/art-vllm-12345678/") - 36
 """A unix socket's path has at most 107 bytes; vLLM names its sockets by UUIDs of 36."""
-_ERROR_BYTES = 1 << 16
-_EXCEPTION = re.compile(r"^(?:\(.*?\) )?(?:ERROR .*?\] )?((?:\w+\.)*\w*Error: .+)$", re.MULTILINE)
 _LOG_BYTES = 1 << 20
 _PROGRESS = "ART "
 
@@ -157,13 +154,6 @@ class MemberProcess:
             log.seek(max(self._ready_at, self.log_file.stat().st_size - _LOG_BYTES))
             return log.read().decode(errors="replace")
 
-    def _last_error(self) -> str:
-        """The last exception in the log's end, as ``: TYPE: MESSAGE``; empty when there is none."""
-        with self.log_file.open("rb") as log:
-            log.seek(max(0, self.log_file.stat().st_size - _ERROR_BYTES))
-            found = _EXCEPTION.findall(log.read().decode(errors="replace"))
-        return f": {found[-1]}" if found else ""
-
     def stats(self) -> EngineStats | None:
         """The member's statistics; None before it is ready."""
         return self._stats.read() if self._stats is not None else None
@@ -185,7 +175,8 @@ class MemberProcess:
                     answer = await self._client.state(deadline_s)
                     health, detail = answer.health, answer.detail
                     if health is Health.FAILED:
-                        detail = f"{detail}{self._last_error()}; its log is {self.log_file}"
+                        why = root_cause(self._log_text())
+                        detail = f"{detail}{f': {why}' if why else ''}; its log is {self.log_file}"
                 except MemberError as error:
                     dead = self._process is not None and self._process.returncode is not None
                     health, detail = (Health.FAILED, self.failure()) if dead else (Health.STALLED, str(error))
