@@ -10,7 +10,7 @@ from art_topology.spec import GpuId
 
 
 def check_host_gpus(
-    table: HostTable, findings: Findings, wanted: Mapping[str, frozenset[GpuId]] | None = None
+    table: HostTable, findings: Findings, wanted: Mapping[str, frozenset[GpuId]]
 ) -> dict[str, tuple[GpuId, ...]]:
     """Checks what every host lists, and the hosts against each other.
 
@@ -28,7 +28,7 @@ def check_host_gpus(
         kinds = {type(gpu) for gpu in host.gpus}
         if kinds <= {int} and len(set(host.gpus)) == len(host.gpus):
             continue
-        found = _check_one_host(table, i, kinds, findings, (wanted or {}).get(host.host_id, frozenset()))
+        found = _check_one_host(table, i, kinds, findings, wanted.get(host.host_id, frozenset()))
         if found:
             meant[host.host_id] = found
         if str in kinds:
@@ -64,8 +64,7 @@ def _check_one_host(
     repeated = [key for key, count in counts.items() if count > 1]
     parts = [gpu for gpu in host.gpus if (parent := parent_of(gpu)) is not None and parent in counts]
     if repeated or parts:
-        missing = sorted((gpu for gpu in wanted if isinstance(gpu, int) and gpu not in counts), key=str)
-        meant = tuple(missing[: len(keys) - len(counts)]) if kinds == {int} else ()
+        meant = _meant(counts, wanted) if kinds == {int} else ()
         once: list[GpuId] = [
             gpu for k, gpu in enumerate(host.gpus) if gpu not in parts and keys.index(keys[k]) == k
         ]
@@ -82,6 +81,15 @@ def _check_one_host(
         )
         return meant
     return ()
+
+
+def _meant(counts: Counter[GpuId], wanted: frozenset[GpuId]) -> tuple[GpuId, ...]:
+    """The indices that placements name and that stand in the list under another's, as far as they may: a GPU
+    far behind those that are listed was not meant."""
+    extra = counts.total() - len(counts)
+    last = max(int(gpu) for gpu in counts) + extra
+    missing = sorted(gpu for gpu in wanted if isinstance(gpu, int) and gpu <= last and gpu not in counts)
+    return tuple(missing[:extra])
 
 
 def _check_one_home(
