@@ -87,8 +87,8 @@ class HostSpec(Spec, frozen=True, kw_only=True):
         cpu_slots: How many CPU processes may be placed on it: rollout workers, CPU trainer ranks, CPU model
             workers. At most 65,536.
         gpus: Its GPUs, by index or by UUID.
-        gpu_model: What all of them are, such as "H200": a name in the planner's table of hardware. The
-            compiler does not ask for it.
+        gpu_model: What all of them are, such as "H200": a name in the planner's table of hardware. With it
+            the compiler checks their memory as well.
         reserved_ports: Ports that something else on it uses.
     """
 

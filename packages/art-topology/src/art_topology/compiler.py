@@ -61,7 +61,7 @@ def compile_topology(
     facts = facts_of(model) if model is not None else None
     findings = Findings()
     workloads = workloads_of(trainer, services)
-    table = check_hosts(cluster, findings, [name for workload in workloads for name in workload.named_hosts])
+    table = check_hosts(cluster, findings, (name for workload in workloads for name in workload.named_hosts))
     meant = check_host_gpus(table, findings, named_gpus(table, workloads))
     check_placements(table, workloads, findings, meant)
     ranks = TrainerFacts()

@@ -105,7 +105,9 @@ def _mistake(spec: type[Spec], values: tuple[Any, ...]) -> str | None:
                 checked.encode()
         except (msgspec.ValidationError, OverflowError) as error:
             options = ", ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else ""
-            told = f"{_shown(value)} is not one of {options}" if options else f"{error}; it is {_shown(value)}"
+            told = (
+                f"{_shown(value)} is not one of {options}" if options else f"{error}; it is {_shown(value)}"
+            )
         except UnicodeEncodeError as error:
             told = f"half a character ({error.reason})"
         else:

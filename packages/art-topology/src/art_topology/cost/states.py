@@ -4,8 +4,8 @@ import msgspec
 
 from art_topology.cost.communication import Network, place
 from art_topology.cost.layer_times import Division
+from art_topology.memory.weights import share_of
 from art_topology.models import LayerShape, Matrix, ModelDescription, Vector
-from art_topology.models.flops import adapted
 from art_topology.ranks import RankLayout
 from art_topology.workload import WorkloadSpec
 
@@ -58,26 +58,13 @@ def held_by_head(model: ModelDescription, division: Division, workload: Workload
 def _held(
     matrices: tuple[Matrix, ...], vectors: tuple[Vector, ...], division: Division, workload: WorkloadSpec
 ) -> Held:
-    dense = expert = adapters = expert_adapters = 0.0
-    for matrix in matrices:
-        routed = matrix.part == "routed_experts"
-        local = matrix.local(division.etp, division.ep) if routed else matrix.local(division.tp)
-        count = local.parameter_count
-        extra = local.adapter_parameter_count(workload.lora_rank or 0) if adapted(matrix, workload) else 0
-        if routed:
-            expert += count
-            expert_adapters += extra
-        else:
-            dense += count
-            adapters += extra
-    dense += sum(vector.local(division.tp) for vector in vectors)
-    if workload.lora_rank is None:
-        return Held(dense=dense, expert=expert, trained_dense=dense, trained_expert=expert)
+    share = share_of(matrices, vectors, workload, tp=division.tp, ep=division.ep, etp=division.etp)
+    full = workload.lora_rank is None
     return Held(
-        dense=dense + adapters,
-        expert=expert + expert_adapters,
-        trained_dense=adapters,
-        trained_expert=expert_adapters,
+        dense=share.dense + share.adapters,
+        expert=share.experts + share.expert_adapters,
+        trained_dense=share.dense if full else share.adapters,
+        trained_expert=share.experts if full else share.expert_adapters,
     )
 
 

@@ -28,7 +28,7 @@ from art_topology.cost.states import (
 )
 from art_topology.hardware import Machine
 from art_topology.models import LayerShape, ModelDescription
-from art_topology.models.flops import adapted
+from art_topology.models.flops import linear_flops
 from art_topology.ranks import RankLayout
 from art_topology.stages import StageLayout
 from art_topology.workload import Offload, WorkloadSpec
@@ -369,21 +369,13 @@ class TrainerCosts:
     def useful_flops_per_token(self) -> float:
         """Arithmetic that one token needs: products forward and for the gradients of inputs, of weights where
         they are trained, and the core of attention forward and twice that backward."""
-        total, frozen, adapters = 0.0, 0.0, 0.0
-        matrices = [*self.model.embedding_matrices(), *self.model.head_matrices()]
-        core = 0.0
-        for layer in (*self.model.layers, *self.model.mtp_layers):
-            matrices += layer.matrices()
-            attention, indexer = self.layers.core(layer.attention)
-            core += 3 * attention + indexer
-        for matrix in matrices:
-            total += matrix.forward_flops
-            frozen += matrix.forward_flops if matrix.part == "indexer" else 0
-            if adapted(matrix, self.workload):
-                rank = self.workload.lora_rank or 0
-                adapters += 2 * matrix.active * rank * (matrix.inputs + matrix.outputs)
-        passes = 3 if self.workload.lora_rank is None else 2
-        return passes * total - (passes - 1) * frozen + 3 * adapters + core
+        ends = (*self.model.embedding_matrices(), *self.model.head_matrices())
+        total = linear_flops(ends, self.workload).total_flops
+        for layer, count in Counter((*self.model.layers, *self.model.mtp_layers)).items():
+            core, indexer = self.layers.core(layer.attention)
+            linear = linear_flops(layer.matrices(), self.workload).total_flops
+            total += count * (linear + 3 * core + indexer)
+        return total
 
 
 def with_savings(workload: WorkloadSpec, recompute: Recompute, offload: tuple[Offload, ...]) -> WorkloadSpec:

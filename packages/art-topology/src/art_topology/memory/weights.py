@@ -109,11 +109,24 @@ def layers_of(model: ModelDescription, stage: Stage) -> tuple[LayerShape, ...]:
 @lru_cache(maxsize=4096)
 def layer_rank_parameters(layer: LayerShape, layout: RankLayout, workload: WorkloadSpec) -> RankParameters:
     """The weights of one layer on its fullest rank."""
-    dense = sum(vector.local(layout.tp) for vector in layer.vectors())
+    return share_of(layer.matrices(), layer.vectors(), workload, tp=layout.tp, ep=layout.ep, etp=layout.etp)
+
+
+def share_of(
+    matrices: tuple[Matrix, ...],
+    vectors: tuple[Vector, ...],
+    workload: WorkloadSpec,
+    *,
+    tp: int,
+    ep: int,
+    etp: int,
+) -> RankParameters:
+    """The weights of these on their fullest rank, all outside experts as ``dense``."""
+    dense = sum(vector.local(tp) for vector in vectors)
     experts = adapters = expert_adapters = 0
-    for matrix in layer.matrices():
+    for matrix in matrices:
         routed = matrix.part == "routed_experts"
-        share = matrix.local(layout.etp, layout.ep) if routed else matrix.local(layout.tp)
+        share = matrix.local(etp, ep) if routed else matrix.local(tp)
         low = _adapter(matrix, share, workload)
         if routed:
             experts += share.parameter_count

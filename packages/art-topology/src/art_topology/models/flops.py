@@ -94,8 +94,8 @@ def flops_per_token(
         for layer, times in Counter(model.layers).items()
         for part in layer_flops(layer, context_tokens, workload).parts
     ]
-    ends = (*head_flops(model, workload).parts, *_matrix_parts(model.embedding_matrices(), workload))
-    return _summed([*parts, *((part, 1) for part in ends)])
+    ends = linear_flops((*model.head_matrices(), *model.embedding_matrices()), workload)
+    return _summed([*parts, *((part, 1) for part in ends.parts)])
 
 
 @lru_cache(maxsize=4096)
@@ -107,7 +107,7 @@ def layer_flops(layer: LayerShape, context_tokens: float, workload: WorkloadSpec
         context_tokens: Length in tokens of the sequence that attention sees.
         workload: Says whether adapters are trained; by default the full weights are.
     """
-    parts = _matrix_parts(layer.matrices(), workload)
+    parts = [*linear_flops(layer.matrices(), workload).parts]
     core = layer.attention.core_flops(context_tokens)
     parts.append(
         FlopPart(
@@ -124,9 +124,9 @@ def layer_flops(layer: LayerShape, context_tokens: float, workload: WorkloadSpec
     return _summed((part, 1) for part in parts)
 
 
-def head_flops(model: ModelDescription, workload: WorkloadSpec | None = None) -> FlopCount:
-    """FLOPs of one token in the vocabulary head (and the mixing of residual streams before it)."""
-    return _summed((part, 1) for part in _matrix_parts(model.head_matrices(), workload))
+def linear_flops(matrices: Iterable[Matrix], workload: WorkloadSpec | None = None) -> FlopCount:
+    """FLOPs of one token in these matrices and in the adapters on them."""
+    return _summed((part, 1) for part in _matrix_parts(matrices, workload))
 
 
 def adapted(matrix: Matrix, workload: WorkloadSpec) -> bool:
@@ -135,7 +135,7 @@ def adapted(matrix: Matrix, workload: WorkloadSpec) -> bool:
     return workload.lora_rank is not None and matrix.adapted and targeted
 
 
-def _matrix_parts(matrices: tuple[Matrix, ...], workload: WorkloadSpec | None) -> list[FlopPart]:
+def _matrix_parts(matrices: Iterable[Matrix], workload: WorkloadSpec | None) -> list[FlopPart]:
     rank = workload.lora_rank if workload else None
     parts = []
     for matrix in matrices:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from art_topology.passes.findings import Findings, Suggestion
+from art_topology.passes.findings import Findings, Suggestion, joined
 from art_topology.spec import MOST_WAYS
 
 _MOST_CANDIDATES = 200
@@ -100,8 +100,13 @@ def _suggested(parallel: msgspec.Struct, path: str, changes: dict[str, Any]) -> 
     if len(changes) == 1:
         [(name, value)] = changes.items()
         return f"{path}.{name}", value
-    whole = msgspec.to_builtins(msgspec.structs.replace(parallel, **changes))
-    return path, {name: value for name, value in whole.items() if value is not None}
+    return path, written(msgspec.structs.replace(parallel, **changes))
+
+
+def written(parallel: msgspec.Struct) -> dict[str, Any]:
+    """The parallelism as a file has it: without what is left out."""
+    whole: dict[str, Any] = msgspec.to_builtins(parallel)
+    return {name: value for name, value in whole.items() if value is not None}
 
 
 def _told(changes: dict[str, Any]) -> str:
@@ -111,12 +116,8 @@ def _told(changes: dict[str, Any]) -> str:
         for name, value in changes.items()
         if value is not None
     ]
-    parts = [f"use {_joined(used)}"] if used else []
-    return " and ".join([*parts, *([f"leave {_joined(left)} out"] if left else [])])
-
-
-def _joined(parts: list[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+    parts = [f"use {joined(used)}"] if used else []
+    return " and ".join([*parts, *([f"leave {joined(left)} out"] if left else [])])
 
 
 def divisors(total: int) -> list[int]:

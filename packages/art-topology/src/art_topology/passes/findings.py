@@ -1,6 +1,6 @@
 """Where the passes put what they find."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from art_topology.diagnostics import Diagnostic, severity_of
@@ -57,7 +57,19 @@ def listed(values: Sequence[object], *, limit: int = 6) -> str:
     shown = [repr(value) for value in values[:limit]]
     if len(values) > limit:
         shown.append(f"{len(values) - limit} more")
-    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+    return joined(shown)
+
+
+def joined(parts: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+
+
+def free_name(name: str, number: int, taken: Collection[str]) -> str:
+    """``name-number`` or, if that is taken, the same with the next number that is not."""
+    while (candidate := f"{name[:100]}-{number}") in taken:
+        number += 1
+    return candidate
 
 
 def closest(value: str, candidates: Sequence[str]) -> str | None:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from art_topology.addresses import Address, mended, read_address
 from art_topology.cluster import ClusterSpec, HostSpec
-from art_topology.passes.findings import Findings, closest, listed
+from art_topology.passes.findings import Findings, closest, free_name, listed
 
 
 class HostTable:
@@ -59,7 +59,7 @@ class HostTable:
         return tuple(sorted(range(len(ranks)), key=ranks.__getitem__))
 
 
-def check_hosts(cluster: ClusterSpec, findings: Findings, named: Iterable[str] = ()) -> HostTable:
+def check_hosts(cluster: ClusterSpec, findings: Findings, named: Iterable[str]) -> HostTable:
     """Checks the cluster by itself; ``named`` are the hosts that placements name, for what was meant."""
     _check_ids(cluster, findings, named)
     table = HostTable(
@@ -83,7 +83,7 @@ def _check_ids(cluster: ClusterSpec, findings: Findings, named: Iterable[str]) -
         if not taken:
             taken = {host.host_id for host in cluster.hosts}
             meant = [name for name in dict.fromkeys(named) if name not in taken]
-        free = meant.pop(0) if meant else _free_name(host.host_id, i, taken)
+        free = meant.pop(0) if meant else free_name(host.host_id, i, taken)
         findings.report(
             "ART-T101",
             f"cluster.hosts[{i}].host_id",
@@ -92,12 +92,6 @@ def _check_ids(cluster: ClusterSpec, findings: Findings, named: Iterable[str]) -
             [f"cluster.hosts[{first[host.host_id]}].host_id"],
             (f"cluster.hosts[{i}].host_id", free),
         )
-
-
-def _free_name(name: str, number: int, taken: set[str]) -> str:
-    while (candidate := f"{name[:100]}-{number}") in taken:
-        number += 1
-    return candidate
 
 
 def _check_node_ranks(cluster: ClusterSpec, findings: Findings) -> tuple[int, ...] | None:

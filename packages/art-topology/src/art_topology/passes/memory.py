@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from art_topology.cluster import GpuPlacement
 from art_topology.gpus import is_slice
-from art_topology.passes.faults import divisors
-from art_topology.passes.findings import Findings
+from art_topology.passes.faults import divisors, written
+from art_topology.passes.findings import Findings, Suggestion
 from art_topology.passes.hosts import HostTable
 from art_topology.passes.model_facts import ModelFacts
 from art_topology.passes.pipeline import PATH, stages_for
@@ -21,10 +21,10 @@ from art_topology.trainer import MegatronTopologyConfig, TrainerMeshSpec
 
 if TYPE_CHECKING:
     from art_topology.hardware import GpuModel
-    from art_topology.memory import MemoryPart
+    from art_topology.memory import MemoryEstimate, MemoryPart
     from art_topology.models import ModelDescription
     from art_topology.passes.services import ServedModel
-    from art_topology.serving import ModelServiceSpec
+    from art_topology.serving import ModelServiceSpec, VllmParallelSpec
     from art_topology.workload import WorkloadSpec
 
 REFUSED = 1.15
@@ -69,14 +69,14 @@ def check_memory(
         and workload is not None
         and not findings.has_errors_at("trainer", "workload", "model")
     ):
-        check_trainer_memory(trainer, table, ranks, model, facts, workload, findings)
+        _check_trainer(trainer, table, ranks, model, facts, workload, findings)
     for k, service in enumerate(services):
         if not findings.has_errors_at(f"services[{k}]", "workload", "model"):
             about = model if served.is_by(service) else None
-            check_service_memory(service, k, table, served, about, findings)
+            _check_service(service, k, table, served, about, findings)
 
 
-def check_trainer_memory(
+def _check_trainer(
     spec: TrainerMeshSpec,
     table: HostTable,
     ranks: TrainerFacts,
@@ -92,9 +92,7 @@ def check_trainer_memory(
     world, first = ranks.layout.world_size, spec.placements[0]
     mesh = Mesh(world=world, per_host=first.process_count, on_gpus=True)
 
-    def needed(
-        parallel: MegatronTopologyConfig, step: WorkloadSpec
-    ) -> tuple[int, tuple[MemoryPart, ...], int]:
+    def needed(parallel: MegatronTopologyConfig, step: WorkloadSpec) -> MemoryEstimate:
         from art_topology.memory import trainer_memory
 
         layout = layout_of(parallel, world)
@@ -102,14 +100,13 @@ def check_trainer_memory(
             raise ValueError(f"{world} ranks do not make the layout")
         stages = stages_for(parallel, facts)
         group = parallel.vpp_microbatch_group_size
-        estimate = trainer_memory(model, layout, stages, step, vpp_group=group)
-        return estimate.total_bytes, estimate.parts, estimate.pp_rank
+        return trainer_memory(model, layout, stages, step, vpp_group=group)
 
     try:
-        total, parts, stage = needed(spec.parallel, workload)
+        most = needed(spec.parallel, workload)
     except ValueError:
         return  # what does not divide has been reported, or is a shape that the planner does not estimate
-    share = total / gpu.memory_bytes
+    share = most.total_bytes / gpu.memory_bytes
     if share <= TIGHT:
         return
 
@@ -119,18 +116,17 @@ def check_trainer_memory(
         if {fault.code for fault in trainer_faults(parallel, mesh, facts, step)} - told:
             return False
         try:
-            return needed(parallel, step)[0] <= TIGHT * gpu.memory_bytes
+            return needed(parallel, step).total_bytes <= TIGHT * gpu.memory_bytes
         except ValueError:
             return False
 
-    full = msgspec.structs.replace(workload, recompute="full", recompute_layers=None)
-    hint, suggestion = _way_out(spec.parallel, workload, full, mesh, fits)
-    where = "" if spec.parallel.pp == 1 else f" of stage {stage}"
+    hint, suggestion = _way_out(spec.parallel, workload, mesh, fits)
+    where = "" if spec.parallel.pp == 1 else f" of stage {most.pp_rank}"
     findings.report(
         "ART-T909" if share > REFUSED else "ART-T910",
         PATH,
-        f"a trainer rank{where} needs about {_gib(total)} GiB, but {_article(gpu.name)} {gpu.name} has "
-        f"{_gib(gpu.memory_bytes)} ({share:.0%}): {_largest(parts)}",
+        f"a trainer rank{where} needs about {_gib(most.total_bytes)} GiB, but {_with_article(gpu.name)} has "
+        f"{_gib(gpu.memory_bytes)} ({share:.0%}): {_largest(most.parts)}",
         hint,
         ["model", "workload"],
         suggestion,
@@ -138,16 +134,19 @@ def check_trainer_memory(
 
 
 def _way_out(
-    parallel: MegatronTopologyConfig, workload: WorkloadSpec, full: WorkloadSpec, mesh: Mesh, fits: Any
-) -> tuple[str, tuple[str, Any] | None]:
+    parallel: MegatronTopologyConfig,
+    workload: WorkloadSpec,
+    mesh: Mesh,
+    fits: Callable[[MegatronTopologyConfig, WorkloadSpec], bool],
+) -> tuple[str, Suggestion]:
+    full = msgspec.structs.replace(workload, recompute="full", recompute_layers=None)
     if workload.recompute != "full" and workload.recompute_layers is None and fits(parallel, full):
         return 'recompute whole layers: recompute = "full" in [workload]', ("workload.recompute", "full")
     for step, more in ((workload, ""), (full, ' and recompute = "full" in [workload]')):
         for changed in islice(_layouts(parallel, mesh), _MOST_LAYOUTS):
             if fits(changed, step):
-                whole = msgspec.to_builtins(changed)
-                suggestion = (PATH, {key: value for key, value in whole.items() if value is not None})
-                return f"use {_words(changed)}{more}", None if more else suggestion
+                suggestion = None if more else (PATH, written(changed))
+                return f"use {_words(changed)}{more}", suggestion
         if full == workload:
             break
     return (
@@ -201,7 +200,7 @@ def _words(parallel: MegatronTopologyConfig) -> str:
     return ", ".join(kept) + (f", vpp={parallel.vpp}" if parallel.vpp else "")
 
 
-def check_service_memory(
+def _check_service(
     service: ModelServiceSpec,
     k: int,
     table: HostTable,
@@ -214,14 +213,18 @@ def check_service_memory(
     if gpu is None:
         return
     cache, path = service.kv_cache_bytes, f"services[{k}]"
+    without_cache: tuple[str, Suggestion] = (
+        "leave kv_cache_bytes out: vLLM takes what the weights leave",
+        (f"{path}.kv_cache_bytes", None),
+    )
     if cache is not None and cache > gpu.memory_bytes:
         findings.report(
             "ART-T911",
             f"{path}.kv_cache_bytes",
             f"service {service.name!r} reserves {_gib(cache)} GiB on each GPU for its KV cache, but "
-            f"{_article(gpu.name)} {gpu.name} has {_gib(gpu.memory_bytes)}",
-            "leave kv_cache_bytes out: vLLM takes what the weights leave",
-            suggestion=(f"{path}.kv_cache_bytes", None),
+            f"{_with_article(gpu.name)} has {_gib(gpu.memory_bytes)}",
+            hint=without_cache[0],
+            suggestion=without_cache[1],
         )
         return
     if model is None or served.workload is None:
@@ -231,7 +234,7 @@ def check_service_memory(
     kind = service.dtype
     workload = served.workload if kind == "auto" else msgspec.structs.replace(served.workload, dtype=kind)
 
-    def needed(parallel: Any) -> tuple[int, tuple[MemoryPart, ...]]:
+    def needed(parallel: VllmParallelSpec) -> tuple[int, tuple[MemoryPart, ...]]:
         estimate = service_memory(
             model,
             parallel,
@@ -252,12 +255,16 @@ def check_service_memory(
         return
     reserved = "the KV cache" if cache is not None else "the KV cache of one sequence"
     allowed = "" if cache is not None else f" at gpu_memory_utilization = {service.gpu_memory_utilization:g}"
-    hint, suggestion = _wider(service, k, used, needed, cache)
+    hint, suggestion = (
+        without_cache
+        if cache is not None
+        else _wider(service, k, lambda parallel: needed(parallel)[0] <= TIGHT * used)
+    )
     findings.report(
         "ART-T911" if share > REFUSED else "ART-T912",
         f"{path}.kv_cache_bytes" if cache is not None else f"{path}.parallel",
         f"a worker of service {service.name!r} needs about {_gib(total)} GiB with {reserved}, but may use "
-        f"{_gib(used)} of {_article(gpu.name)} {gpu.name}{allowed}: {_largest(held)}",
+        f"{_gib(used)} of {_with_article(gpu.name)}{allowed}: {_largest(held)}",
         hint,
         ["model", "workload"],
         suggestion,
@@ -265,22 +272,17 @@ def check_service_memory(
 
 
 def _wider(
-    service: ModelServiceSpec, k: int, used: float, needed: Any, cache: int | None
-) -> tuple[str, tuple[str, Any] | None]:
-    if cache is not None:
-        return "leave kv_cache_bytes out: vLLM takes what the weights leave", (
-            f"services[{k}].kv_cache_bytes",
-            None,
-        )
+    service: ModelServiceSpec, k: int, fits: Callable[[VllmParallelSpec], bool]
+) -> tuple[str, Suggestion]:
     parallel, each = service.parallel, service.members[0].placement.process_count
     for tp in divisors(parallel.world_size):
         if tp <= parallel.tp or tp > each or (parallel.tp * parallel.dp) % tp:
             continue
         wider = msgspec.structs.replace(parallel, tp=tp, dp=parallel.tp * parallel.dp // tp)
-        if needed(wider)[0] <= TIGHT * used:
+        if fits(wider):
             return (
                 f"use tp={tp} and dp={wider.dp}",
-                (f"services[{k}].parallel", msgspec.to_builtins(wider)),
+                (f"services[{k}].parallel", written(wider)),
             )
     return "divide it among more GPUs (tp, pp), or serve shorter sequences or fewer adapters", None
 
@@ -295,5 +297,5 @@ def _gib(count: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def _article(name: str) -> str:
-    return "an" if name[:1] in "AEFHILMNORSX" else "a"
+def _with_article(name: str) -> str:
+    return f"{'an' if name[:1] in 'AEFHILMNORSX' else 'a'} {name}"

@@ -191,7 +191,7 @@ def _layers(parallel: MegatronTopologyConfig, facts: ModelFacts) -> list[Fault]:
         message = f"{facts.layers} layers cannot fill {count} stages (pp={parallel.pp}, vpp={parallel.vpp})"
         return [Fault(code="ART-T809", path=f"{PATH}.pp", message=message, fields=("pp", "vpp"))]
     try:
-        stages_of(parallel, facts.layers, mtp=_mtp(parallel, facts))
+        stages_for(parallel, facts)
     except StageError as error:
         name = error.field if error.field in parallel.__struct_fields__ else "pp"
         ends = tuple(end for end in _ENDS if getattr(parallel, end) is not None)

@@ -1,6 +1,6 @@
 """Placement: which processes get which GPU or CPU slot of which host."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from art_topology.cluster import CpuPlacement, GpuPlacement, HostSpec
 from art_topology.gpus import gpu_key, is_slice
@@ -20,7 +20,7 @@ def check_placements(
     table: HostTable,
     workloads: Sequence[Workload],
     findings: Findings,
-    meant: Mapping[str, tuple[GpuId, ...]] | None = None,
+    meant: Mapping[str, tuple[GpuId, ...]],
 ) -> None:
     """Checks all placements against the hosts and against each other; ``meant`` are GPUs of hosts that stand
     there under another's index, which has been reported."""
@@ -28,7 +28,7 @@ def check_placements(
         _check_hosts_exist(table, workload, findings)
         _check_one_kind(workload, findings)
         _check_slices(workload, findings)
-    _check_gpus(table, workloads, findings, meant or {})
+    _check_gpus(table, workloads, findings, meant)
     _check_cpu_slots(table, workloads, findings)
 
 
@@ -37,21 +37,12 @@ def check_leftovers(table: HostTable, workloads: Sequence[Workload], findings: F
     if not workloads or findings.has_errors:
         return
     _check_free_slots(table, workloads, findings)
-    trained = {
-        (placement.host_id, gpu_key(gpu))
-        for workload in workloads
-        if workload.service is None
-        for placement in workload.placements
-        if any(other.takes_turns for other in workloads) and isinstance(placement, GpuPlacement)
-        for gpu in placement.gpus
-    }
-    for workload in workloads:
-        if workload.takes_turns and not any(
-            (placement.host_id, gpu_key(gpu)) in trained
-            for placement in workload.placements
-            if isinstance(placement, GpuPlacement)
-            for gpu in placement.gpus
-        ):
+    taking_turns = [workload for workload in workloads if workload.takes_turns]
+    if not taking_turns:
+        return
+    trained = {gpu for workload in workloads if workload.service is None for gpu in _gpus_of(workload)}
+    for workload in taking_turns:
+        if trained.isdisjoint(_gpus_of(workload)):
             path = f"services[{workload.service}].temporal_sharing"
             findings.report(
                 "ART-T208",
@@ -60,6 +51,13 @@ def check_leftovers(table: HostTable, workloads: Sequence[Workload], findings: F
                 "leave temporal_sharing out, so that both run at the same time",
                 suggestion=(path, False),
             )
+
+
+def _gpus_of(workload: Workload) -> Iterator[tuple[str, GpuId]]:
+    """Its GPUs, as host and key."""
+    for placement in workload.placements:
+        if isinstance(placement, GpuPlacement):
+            yield from ((placement.host_id, gpu_key(gpu)) for gpu in placement.gpus)
 
 
 def _check_hosts_exist(table: HostTable, workload: Workload, findings: Findings) -> None:
@@ -146,15 +144,13 @@ def _check_gpus_of(
     owners: dict[GpuId, list[tuple[Workload, int]]] = {}
     for workload, i, placement in placed:
         path = f"{workload.path_of(i)}.gpus"
-        unknown = [gpu for gpu in placement.gpus if gpu_key(gpu) not in offered]
+        unknown = {k: gpu for k, gpu in enumerate(placement.gpus) if gpu_key(gpu) not in offered}
         if unknown:
-            better = _replaced(
-                path, placement, set(range(len(placement.gpus))) - _known(placement, offered), free
-            )
+            better = _replaced(path, placement, unknown.keys(), free)
             findings.report(
                 "ART-T202",
                 path,
-                f"host {host.host_id!r} has no GPU {listed(unknown)}; it has "
+                f"host {host.host_id!r} has no GPU {listed([*unknown.values()])}; it has "
                 f"{listed(host.gpus) if host.gpus else 'none'}",
                 f"use GPUs that host {host.host_id!r} lists, by the same index or UUID" + _instead(better),
                 [f"cluster.hosts[{table.indices[host.host_id]}].gpus"],
@@ -163,11 +159,7 @@ def _check_gpus_of(
         _claim(workload, i, placement, offered, free, owners, findings)
 
 
-def _known(placement: GpuPlacement, offered: set[GpuId]) -> set[int]:
-    return {k for k, gpu in enumerate(placement.gpus) if gpu_key(gpu) in offered}
-
-
-def _replaced(path: str, placement: GpuPlacement, places: set[int], free: list[GpuId]) -> Suggestion:
+def _replaced(path: str, placement: GpuPlacement, places: Collection[int], free: list[GpuId]) -> Suggestion:
     """The placement with free GPUs at ``places``, if there are enough; they are not offered again."""
     if len(places) > len(free):
         return None

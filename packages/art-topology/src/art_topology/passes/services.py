@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from art_topology.cluster import GpuPlacement
 from art_topology.passes.faults import report_faults
-from art_topology.passes.findings import Findings, Suggestion, closest, listed
+from art_topology.passes.findings import Findings, Suggestion, closest, free_name, listed
 from art_topology.passes.hosts import HostTable
 from art_topology.passes.model_facts import ModelFacts
 from art_topology.passes.service_division import Crew, service_candidates, service_faults
@@ -68,6 +68,11 @@ class ServedModel:
         names = {service.base_model for service in services}
         self.name = name if name is not None or len(names) != 1 else next(iter(names))
 
+    @property
+    def positions(self) -> int | None:
+        """Longest context the model was made for, in tokens, if that is known."""
+        return None if self.facts is None else self.facts.max_positions
+
     def is_by(self, service: ModelServiceSpec) -> bool:
         """Whether a service serves it."""
         return service.base_model == self.name
@@ -79,9 +84,7 @@ def _check_names(services: Sequence[ModelServiceSpec], findings: Findings) -> No
     for k, service in enumerate(services):
         if first.setdefault(service.name, k) == k:
             continue
-        number = 2
-        while (free := f"{service.name[:100]}-{number}") in names:
-            number += 1
+        free = free_name(service.name, 2, names)
         names.add(free)
         findings.report(
             "ART-T401",
@@ -170,7 +173,7 @@ def _check_division(
 
 def _check_requests(service: ModelServiceSpec, k: int, served: ServedModel, findings: Findings) -> None:
     path, longest = f"services[{k}].max_model_len", service.max_model_len
-    positions = served.facts.max_positions if served.facts is not None else None
+    positions = served.positions
     if positions is not None and longest is not None and longest > positions:
         findings.report(
             "ART-T811",
@@ -252,8 +255,7 @@ def _check_served(served: ServedModel, services: Sequence[ModelServiceSpec], fin
 
 def _check_positions(served: ServedModel, services: Sequence[ModelServiceSpec], findings: Findings) -> None:
     """Checks the workload's lengths against the model where no service has."""
-    workload = served.workload
-    positions = served.facts.max_positions if served.facts is not None else None
+    workload, positions = served.workload, served.positions
     if workload is None or positions is None or any(map(served.is_by, services)):
         return
     need = workload.prompt_tokens + workload.completion_tokens
