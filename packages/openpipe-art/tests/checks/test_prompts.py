@@ -206,6 +206,15 @@ def test_parts_of_text_are_joined_and_pictures_refused(model_folder):
         template.render([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])
 
 
+@pytest.mark.parametrize(
+    ("content", "told"), [([{"type": "text"}], "KeyError: 'text'"), (["one"], "AttributeError: ")]
+)
+def test_messages_of_another_form_are_not_blamed_on_the_template(model_folder, content, told):
+    template = ChatTemplate(model_folder())
+    with pytest.raises(ConfigError, match=f"^the messages are not in OpenAI's form: {told}"):
+        template.render([{"role": "user", "content": content}])
+
+
 def test_a_template_in_a_file_of_its_own_comes_first(model_folder):
     folder = model_folder()
     (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")

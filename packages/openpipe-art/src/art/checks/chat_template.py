@@ -64,20 +64,31 @@ class ChatTemplate:
             ConfigError: the template refuses the messages, or one holds something else than text.
         """
         source = self._sources.get("tool_use" if tools else "default", self._sources["default"])
+        template = _compiled(source, str(self._folder))
         try:
-            return _compiled(source, str(self._folder)).render(
-                messages=[_as_the_server_does(message) for message in messages],
+            seen = [_as_the_server_does(message) for message in messages]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"the messages are not in OpenAI's form: {_why(error)}") from error
+        try:
+            return template.render(
+                messages=seen,
                 tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=True,
                 **{**self._special_tokens, **(template_arguments or {})},
             )
-        except ConfigError:
-            raise
         except Exception as error:  # a template computes: whatever fails there is its own
             raise ConfigError(
-                f"the chat template of {self._folder} refuses these messages: {error}"
+                f"the chat template of {self._folder} refuses these messages: {_why(error)}"
             ) from error
+
+
+def _why(error: Exception) -> str:
+    """What a template says itself in its words; of another error, which may say little, the kind too."""
+    import jinja2
+
+    said = isinstance(error, jinja2.TemplateError) and str(error)
+    return said or f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _read(path: Path) -> dict[str, Any]:
