@@ -16,7 +16,7 @@ from art.checks.hosts import (
     process_limits_check,
     shared_memory_check,
 )
-from art.checks.model_facts import folder_problem, read_model_facts
+from art.checks.model_facts import folder_problem
 from art.checks.packages import install_command, installed_check, python_check
 from art.checks.results import Check, State, failed, passed
 from art.checks.shadows import shadows_check
@@ -104,13 +104,12 @@ def _prompts_check(model: Path) -> Check:
     """Whether the model's chat template and tokenizer take the demo's prompts, and these leave room."""
     if importlib.util.find_spec("tokenizers") is None or importlib.util.find_spec("jinja2") is None:
         return failed("prompts", "cannot be counted", remedy=install_command("cpu"))
-    from art.checks.prompts import check_prompt_lengths
+    from art.checks.prompts import check_prompt_lengths, model_positions
     from art.demo import task
 
     answer = task.SAMPLING.max_tokens
     try:
-        facts = read_model_facts(model)
-        room = min(PACKED_SEQUENCE_LENGTH, facts.max_positions or PACKED_SEQUENCE_LENGTH)
+        room = min(PACKED_SEQUENCE_LENGTH, model_positions(model) or PACKED_SEQUENCE_LENGTH)
         counted = check_prompt_lengths(model, task.all_prompts(), max_tokens=answer, limit=room)
     except PromptLengthError as error:
         return failed(

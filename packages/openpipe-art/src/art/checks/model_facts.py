@@ -85,7 +85,7 @@ def read_model_facts(folder: Path) -> ModelFacts:
     problem = folder_problem(folder)
     if problem is not None:
         raise ConfigError(f"base_model {problem}")
-    config = _config(folder / "config.json")
+    config = read_config(folder)
     stored = read_weights(folder)
     hidden, heads = _count(config, "hidden_size", folder), _count(config, "num_attention_heads", folder)
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -108,7 +108,13 @@ def read_model_facts(folder: Path) -> ModelFacts:
     )
 
 
-def _config(path: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """What ``config.json`` says of the language model.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = folder / "config.json"
     try:
         config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:

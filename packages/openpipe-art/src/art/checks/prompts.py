@@ -4,7 +4,6 @@ All prompts that are too long come in one error, before any process starts.
 """
 
 import functools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from art.checks.chat_template import ChatTemplate
-from art.checks.model_facts import folder_problem
+from art.checks.model_facts import folder_problem, read_config
 from art.checks.packages import install_command
 from art.errors import ConfigError, PromptLengthError
 
@@ -86,7 +85,7 @@ def check_prompt_lengths(
     tokens = tuple(len(prompt_ids) for prompt_ids in ids)
     long = [index for index, count in enumerate(tokens) if count + max_tokens > room]
     if long:
-        raise _too_long(given, tokens, long, max_tokens, room, _positions(base_model))
+        raise _too_long(given, tokens, long, max_tokens, room, model_positions(base_model))
     return PromptLengths(tokens=tokens, limit=room, max_tokens=max_tokens)
 
 
@@ -169,7 +168,7 @@ def configured_limit(base_model: str | Path) -> int:
     from art.megatron_config import get_megatron_runtime_config
 
     configured = get_megatron_runtime_config().packed_sequence_length
-    return min(configured, _positions(base_model) or configured)
+    return min(configured, model_positions(base_model) or configured)
 
 
 def _check_vocabulary(base_model: str | Path, prompts: Sequence[Sequence[int]]) -> None:
@@ -192,21 +191,14 @@ def _check_vocabulary(base_model: str | Path, prompts: Sequence[Sequence[int]]) 
         )
 
 
-def _positions(base_model: str | Path) -> int | None:
+def model_positions(base_model: str | Path) -> int | None:
     """``max_position_embeddings`` of the model, None where its ``config.json`` does not say."""
     return _number(base_model, "max_position_embeddings")
 
 
 def _number(base_model: str | Path, name: str) -> int | None:
     """A whole number in the model's ``config.json``, None where it has none of that name."""
-    path = Path(base_model) / "config.json"
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path} cannot be read: it holds no object")
-    value = (config.get("text_config") or config).get(name)
+    value = read_config(Path(base_model)).get(name)
     return value if isinstance(value, int) else None
 
 
