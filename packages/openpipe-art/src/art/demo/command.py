@@ -98,7 +98,6 @@ _DEFAULT_STEPS = 25
 _MOST_STEPS = 100_000
 _HIGHEST_SEED = 2**32 - 1
 """NumPy in the server takes none above."""
-_SHOWN_RUNS = 5
 _NEEDS = {
     "monarch": "distributed",
     "psutil": "distributed",
@@ -218,102 +217,9 @@ def _settings(options: argparse.Namespace) -> "Settings":
     given = {name: value for name, value in given.items() if value is not None}
     if options.resume is None:
         return Settings(run_dir=options.run_dir, **given)
-    return _resumed(options.resume, options.run_dir, given)
+    from art.demo.resume import resumed_settings
 
-
-def _resumed(folder: Path, run_dir: Path | None, given: dict[str, Any]) -> "Settings":
-    import msgspec
-
-    from art.demo.yes_no_maybe.train import NAME, Settings
-    from art.errors import ConfigError
-    from art.reporting import RunFinishedError, read_resumable, run_folder
-
-    if not os.path.isfile(folder / run_folder.RUN):
-        raise ConfigError(_no_run(folder))
-    steps = given.pop("steps", None)
-    finished = None
-    try:
-        description = read_resumable(folder, steps)
-        done = len(run_folder.read_steps(folder))
-    except RunFinishedError as error:
-        finished, description = error, run_folder.read_run(folder)
-        done = len(run_folder.read_steps(folder))
-    if description.name != NAME:
-        raise ConfigError(
-            f"the run in {folder} is of {description.name!r}, not of art demo; resume it with its own program"
-        )
-    try:
-        kept = msgspec.convert(description.settings, Settings, dec_hook=lambda kind, value: kind(value))
-    except (msgspec.ValidationError, TypeError) as error:
-        raise ConfigError(
-            f"the settings in {folder / run_folder.RUN} are not those of art demo: {error}. Bring the file "
-            "back from a copy, or start a new run"
-        ) from error
-    wrong = [
-        f"--{name} {value} (the run has {_said(name, getattr(kept, name))})"
-        for name, value in given.items()
-        if getattr(kept, name) != value
-    ]
-    if run_dir is not None and os.path.realpath(run_dir) != os.path.realpath(folder):
-        wrong.append(f"--run-dir {run_dir} (the run is in {folder})")
-    if wrong:
-        raise ConfigError(
-            f"a run goes on with the settings it was started with, so leave out {', '.join(wrong)}; or start "
-            "a new run without --resume"
-        )
-    if steps is not None and (steps != kept.steps or finished is not None):
-        _check_more(folder, steps, done, kept.steps)
-        kept = msgspec.structs.replace(kept, steps=steps)
-    if finished is not None:
-        raise finished
-    return msgspec.structs.replace(kept, run_dir=folder, resume=True)
-
-
-def _said(name: str, value: object) -> str:
-    return "art demo's own model" if name == "model" and value is None else str(value)
-
-
-def _check_more(folder: Path, steps: int, done: int, had: int) -> None:
-    """The steps of a resumed run can only grow.
-
-    Raises:
-        ConfigError: they would not.
-    """
-    from art.errors import ConfigError
-
-    if steps <= max(done, had):
-        taken = f"has taken {done} steps" if done else "has taken no step yet"
-        raise ConfigError(
-            f"--steps {steps} counts from the run's beginning; the run in {folder} {taken} and was started "
-            f"for {had}, so give more than {max(done, had)}, or leave --steps out"
-        )
-
-
-def _no_run(folder: Path) -> str:
-    """Why a folder is none of a run, what one is, and which there are."""
-    from art.reporting import run_folder
-
-    why = "it does not exist"
-    if os.path.exists(folder):
-        why = f"it has no {run_folder.RUN}" if os.path.isdir(folder) else "it is a file"
-    places = {Path("runs"), folder, folder.parent}
-    found = sorted(
-        {path.parent for place in places for path in _globbed(place, f"*/{run_folder.RUN}")},
-        key=lambda path: (path / run_folder.RUN).stat().st_mtime,
-        reverse=True,
-    )
-    text = f"{folder} is no run's folder: {why}. A run's folder is what art demo named last when it ended"
-    if not found:
-        return f"{text}; without --run-dir it lies below runs/ where art demo was started"
-    more = f" and {len(found) - _SHOWN_RUNS} older" if len(found) > _SHOWN_RUNS else ""
-    return f"{text}; here are {', '.join(str(path) for path in found[:_SHOWN_RUNS])}{more}"
-
-
-def _globbed(folder: Path, pattern: str) -> list[Path]:
-    try:
-        return [path for path in folder.glob(pattern) if os.path.isfile(path)]
-    except OSError:  # a folder that may not be read has nothing to show
-        return []
+    return resumed_settings(options.resume, options.run_dir, given)
 
 
 def _check(settings: "Settings") -> None:
