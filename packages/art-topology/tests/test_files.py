@@ -24,6 +24,7 @@ from art_topology import (
     parse_topology,
     topology_schema,
 )
+from art_topology.readers import FileFormat
 
 IN_PYTHON = TopologySpec(
     cluster=ClusterSpec(
@@ -180,9 +181,9 @@ def test_a_missing_part_is_named() -> None:
         (JSON.replace('"cpu_slots": 2, "gpus": [0, 1]', '"cpu_slots": 2, "cpu_slots": 3'), "json"),
     ],
 )
-def test_a_key_that_is_given_twice_is_refused(text: str, kind: str) -> None:
+def test_a_key_that_is_given_twice_is_refused(text: str, kind: FileFormat) -> None:
     with pytest.raises(SpecError, match=r"given twice|overwrite"):
-        parse_topology(text, kind)  # type: ignore[arg-type]
+        parse_topology(text, kind)
 
 
 def test_yaml_anchors_may_repeat_a_part() -> None:
@@ -195,9 +196,9 @@ def test_yaml_anchors_may_repeat_a_part() -> None:
 
 
 @pytest.mark.parametrize(("text", "kind"), [("a = [", "toml"), ("a: [", "yaml"), ("{", "json")])
-def test_text_that_is_not_of_its_format_is_refused(text: str, kind: str) -> None:
+def test_text_that_is_not_of_its_format_is_refused(text: str, kind: FileFormat) -> None:
     with pytest.raises(SpecError, match=f"not {kind.upper()}"):
-        parse_topology(text, kind)  # type: ignore[arg-type]
+        parse_topology(text, kind)
 
 
 def test_a_suffix_without_a_format_is_refused(tmp_path: Path) -> None:

@@ -582,5 +582,5 @@ def test_a_cluster_without_slots_and_without_workloads_gets_no_warning() -> None
     assert compile_topology(**given(host("a", "10.0.0.1", cpu_slots=0))).warnings == ()
 
 
-def test_every_rule_has_a_case() -> None:
+def test_every_case_is_of_a_rule() -> None:
     assert {code for code, *_ in CASES} <= set(RULES)

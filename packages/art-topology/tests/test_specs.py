@@ -19,6 +19,7 @@ from art_topology import (
     TrainerMeshSpec,
     UnresolvedPortError,
     VllmParallelSpec,
+    WorkloadSpec,
     homogeneous_cluster,
     local_cluster,
 )
@@ -52,6 +53,18 @@ HOST = HostSpec(host_id="a", address="10.0.0.1")
         (lambda: TrainerMeshSpec(placements=(HOST,)), r"TrainerMeshSpec\.placements"),
         (lambda: ModelServiceSpec(name="x", base_model="m", members=()), r"ModelServiceSpec\.members"),
         (lambda: NcclTransportSpec(net_name=None), r"NcclTransportSpec\.net_name"),
+        (
+            lambda: WorkloadSpec(
+                packed_sequence_length=64,
+                groups_per_step=1,
+                group_size=2,
+                prompt_tokens=1,
+                completion_tokens=1,
+                dtype="int4",
+            ),
+            r"WorkloadSpec\.dtype: 'int4' is not one of 'bfloat16', 'float16', 'float32'",
+        ),
+        (lambda: HostSpec(host_id="a", address="\ud800"), r"HostSpec\.address: half a character"),
     ],
 )
 def test_a_value_of_the_wrong_type_or_range_is_refused_by_name(build, message) -> None:
@@ -75,7 +88,7 @@ def test_sequences_become_tuples_and_whole_seconds_become_floats() -> None:
 
 def test_specs_are_frozen() -> None:
     with pytest.raises(AttributeError):
-        HOST.cpu_slots = 3  # type: ignore[misc]
+        HOST.cpu_slots = 3  # type: ignore[misc]  # that is the point
 
 
 def test_a_wrong_topology_can_be_written_down() -> None:
