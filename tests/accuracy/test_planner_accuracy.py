@@ -36,12 +36,11 @@ def test_every_row_names_its_source_and_where_in_it(loaded):
         assert row.where
 
 
-def test_there_are_enough_rows_and_many_are_scored(loaded):
-    assert len(of(loaded, "parameters")) >= 12
-    assert len(of(loaded, "memory")) >= 12
-    assert len(of(loaded, "step_time")) >= 30
+def test_there_are_enough_rows_of_each_set(loaded):
+    assert len(of(loaded, "parameters", "score")) >= 12
+    assert len(of(loaded, "memory", "score")) >= 12
     assert len(of(loaded, "step_time", "score")) >= 30
-    assert 0.35 <= len(of(loaded, "step_time", "score")) / len(of(loaded, "step_time")) <= 0.6
+    assert len(of(loaded, "step_time", "calibrate")) >= 30
 
 
 @pytest.mark.parametrize("name", ["calibrate", "score"])
@@ -119,8 +118,8 @@ def test_memory_of_the_scored_rows_is_within_the_aim(loaded):
 
 
 def test_times_of_the_scored_rows_do_not_get_worse(loaded):
-    """The aim of 8 % is met by dense models only; what is reached is kept."""
-    assert errors(loaded, "step_time", "score") < 0.165
+    """The aim of 8 % is met by dense models only; the 15.7 % of all that are reached are kept."""
+    assert errors(loaded, "step_time", "score") < 0.158
     dense = [row for row in of(loaded, "step_time", "score") if predict.model_of(row).experts is None]
     assert sum(abs(predict.predict(row).error) for row in dense) / len(dense) < page.TARGETS["step_time"]
 

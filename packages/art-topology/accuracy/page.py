@@ -9,7 +9,7 @@ from statistics import mean
 import msgspec
 
 from accuracy import seeds
-from accuracy.parts import parts
+from accuracy.parts import parts, tried
 from accuracy.predict import RL_GROUP_SIZE, RL_PROMPT_TOKENS, Prediction, machine_of, model_of, predict
 from accuracy.rows import HERE, Row, Source, load_excluded, load_rows
 
@@ -114,10 +114,7 @@ def _rounds(rows: Sequence[Row]) -> list[str]:
         "",
         *_paragraphs(
             """
-            What each part is worth, as the mean absolute error in time without it. Tried and left out, since
-            calibration rows did not want it: another fraction of the peak on Blackwell than on Hopper (0.72
-            fits no better than 0.68), and for Ampere (BLOOM alone would ask for 0.60); more traffic of other
-            kernels for all models (10 passes fit better than 14 to 24).
+            What each part is worth, as the mean absolute error in time without it:
             """
         ),
         "| without | calibration | scored, dense | scored, experts |",
@@ -126,6 +123,17 @@ def _rounds(rows: Sequence[Row]) -> list[str]:
             f"| {found.what} | {found.calibration:.1%} | {found.dense:.1%} | {found.experts:.1%} |"
             for found in parts(rows, lambda row: bool(model_of(row).experts))
         ),
+        "",
+        *_paragraphs(
+            """
+            Constants that were tried and left out, with the mean absolute logarithmic error of the
+            calibration rows, by which constants are chosen. The one row on Ampere, BLOOM, would have had a
+            constant of its own.
+            """
+        ),
+        "| instead | calibration |",
+        "|---|---:|",
+        *(f"| {what} | {error:.2%} |" for what, error in tried(rows)),
     ]
     return [*lines, ""]
 
@@ -203,7 +211,6 @@ def _seeds() -> list[str]:
         "|---|---:|---:|---:|",
     ]
     for finding in findings:
-        assert finding.measured is not None
         measured, predicted = finding.form.format(finding.measured), finding.form.format(finding.predicted)
         lines.append(
             f"| {finding.what} | {measured} | {predicted} | {finding.predicted / finding.measured - 1:+.1%} |"
@@ -219,7 +226,7 @@ def _seeds() -> list[str]:
         "| rows of a step | CP8/EP8/DP2 over CP16/EP16 | over PP2/VPP3 |",
         "|---:|---:|---:|",
         *(f"| {rows} | {wide:.3f} | {piped:.3f} |" for rows, wide, piped in seeds.rows_matter()),
-        "| measured | 1.120 | 1.433 |",
+        f"| measured | {seeds.SPEED_OVER_WIDE:.3f} | {seeds.SPEED_OVER_PIPED:.3f} |",
         "",
         *_paragraphs(
             f"""
@@ -230,10 +237,10 @@ def _seeds() -> list[str]:
             {split.group_size} completions of {split.completion_tokens:,} tokens, for which a training step
             takes {split.small_s:.0f} s on 8 GPUs and {split.large_s:.0f} s on 16, and rollouts their
             geometric mean, {split.rollout_s:.0f} s. Who chose this assumption knew the measured score. (To
-            keep 0.964 exactly, rollouts would take
-            {split.small_s / (0.964 * 1.5):.0f} s.) For the workload of the other lines, with completions of
-            {seeds.WORKLOAD.completion_tokens:,} tokens, a step takes {small_s:.0f} s on 8 GPUs and
-            {large_s:.0f} s on 16, and rollouts set the pace however the service divides the model:
+            keep {seeds.SCORE_KEPT} exactly, rollouts would take
+            {split.small_s / (seeds.SCORE_KEPT * 1.5):.0f} s.) For the workload of the other lines, with
+            completions of {seeds.WORKLOAD.completion_tokens:,} tokens, a step takes {small_s:.0f} s on 8
+            GPUs and {large_s:.0f} s on 16, and rollouts set the pace however the service divides the model:
             """
         ),
         "| TP | DP | engine step | rollouts of a step | score kept |",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import log1p
 from statistics import mean
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from accuracy.predict import machine_of, step_of, workload_of
 from accuracy.rows import Row
 from art_topology.cost import Calibration
+from art_topology.cost.calibration import ByArchitecture, everywhere
 
 FACTS = ("dispatcher", "expert_overlap", "cuda_graphs", "recomputed", "sequence_parallel", "gradient_bytes")
 
@@ -30,7 +32,7 @@ class Without(msgspec.Struct, frozen=True, kw_only=True):
     experts: float
 
 
-def _values(**changes: float) -> Callable[[Row], float]:
+def _values(**changes: float | ByArchitecture) -> Callable[[Row], float]:
     values = msgspec.structs.replace(Calibration(), **changes)
     return lambda row: step_of(row, workload_of(row), values=values).error
 
@@ -57,6 +59,22 @@ VARIANTS: tuple[tuple[str, Callable[[Row], float]], ...] = (
     ("the power limit of GB200", _full_power),
     ("short sums", _values(product_depth=0.0)),
 )  # fmt: skip
+
+TRIED: tuple[tuple[str, Callable[[Row], float]], ...] = (
+    ("nothing", _values()),
+    ("0.72 of the peak for products on Blackwell, not 0.68",
+     _values(matmul_fraction=everywhere(0.68, blackwell=0.72))),
+    ("0.60 of the peak for products on Ampere, not 0.68",
+     _values(matmul_fraction=everywhere(0.68, ampere=0.60))),
+    ("14 passes of other kernels over the hidden state, not 10", _values(kernel_passes=14.0)),
+    ("24 passes", _values(kernel_passes=24.0)),
+)  # fmt: skip
+
+
+def tried(rows: Sequence[Row]) -> tuple[tuple[str, float], ...]:
+    """Constants that were left out, each with the mean absolute logarithmic error of the calibration rows."""
+    chosen = [row for row in rows if row.kind == "step_time" and row.set == "calibrate"]
+    return tuple((what, mean(abs(log1p(error(row))) for row in chosen)) for what, error in TRIED)
 
 
 def parts(rows: Sequence[Row], experts: Callable[[Row], bool]) -> tuple[Without, ...]:

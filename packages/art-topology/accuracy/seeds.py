@@ -13,7 +13,7 @@ from math import log
 import msgspec
 
 from accuracy.predict import describe, machine_of
-from art_topology.cost import RolloutCost, StepCost, loop_cost, rollout_cost, trainer_step_cost
+from art_topology.cost import LoopCost, RolloutCost, StepCost, loop_cost, rollout_cost, trainer_step_cost
 from art_topology.memory import trainer_memory
 from art_topology.models import ModelDescription
 from art_topology.ranks import RankLayout
@@ -48,6 +48,12 @@ MINIMA = (
     ("deepseek-v3", "DGX-B300"),
     ("glm-5.2", "DGX-B300"),
 )
+SPEED_OVER_WIDE = 1.120
+"""Measured: GLM-5.2 on two B300 nodes, CP8/EP8/DP2 over CP16/EP16."""
+SPEED_OVER_PIPED = 1.433
+"""Measured: likewise over PP2/VPP3."""
+SCORE_KEPT = 0.964
+"""Measured: score per GPU of 16 trainer and 8 inference GPUs over 8 and 8."""
 FILL = 1.0
 """Share of a GPU's memory that a layout may need: all, for GLM-5.2 ran with CP8/EP8, which fills 95 %."""
 
@@ -56,7 +62,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """A statement of the runs beside the planner's; ``measured`` and ``predicted`` are ratios or amounts."""
 
     what: str
-    measured: float | None
+    measured: float
     predicted: float
     form: str = "{:.3f}"
     why: str = ""
@@ -128,15 +134,11 @@ def step(
     cp: int,
     ep: int,
     dp: int = 1,
-    pp: int = 1,
-    vpp: int = 1,
-    tp: int = 1,
     workload: WorkloadSpec = WORKLOAD,
     ranks_per_host: int | None = None,
 ) -> StepCost:
-    """The cost of a step on a layout."""
-    ranks = _ranks(tp, cp, dp, pp, ep)
-    stages = StageLayout.balanced(len(model.layers), pp, vpp if vpp > 1 else None)
+    """The cost of a step on a layout without a pipeline."""
+    ranks, stages = _ranks(1, cp, dp, 1, ep), StageLayout.uniform(len(model.layers), 1)
     return trainer_step_cost(
         model, ranks, stages, workload, machine_of(machine), ranks_per_host=ranks_per_host
     )
@@ -163,12 +165,12 @@ def findings() -> tuple[Finding, ...]:
     return (
         Finding(
             what="GLM-5.2, two B300 nodes: speed of CP8/EP8/DP2 over CP16/EP16",
-            measured=1.120,
+            measured=SPEED_OVER_WIDE,
             predicted=wide.step_s / best.step_s,
         ),
         Finding(
             what="GLM-5.2, two B300 nodes: speed of CP8/EP8/DP2 over PP2/VPP3 (with CP8/EP8)",
-            measured=1.433,
+            measured=SPEED_OVER_PIPED,
             predicted=piped.step_s / best.step_s,
             why=(
                 "The planner knows the bubble, sends between stages, uneven stages and rows that differ. "
@@ -187,7 +189,8 @@ def findings() -> tuple[Finding, ...]:
             why=(
                 "What sparse attention reaches on Blackwell was set by the next line, so this is no "
                 "independent prediction. The rest of the error is the unknown share of prompts: the assumed "
-                "workload has 1.23 logical tokens to a computed one."
+                f"workload has {best.logical_tokens / best.physical_tokens:.2f} logical tokens to a computed "
+                "one."
             ),
         ),
         Finding(
@@ -212,7 +215,7 @@ def findings() -> tuple[Finding, ...]:
         ),
         Finding(
             what="GLM-5.2: score per GPU of 16 trainer and 8 inference GPUs over 8 and 8",
-            measured=0.964,
+            measured=SCORE_KEPT,
             predicted=share.kept,
             why=(
                 "Predicted for the workload at which neither of the two layouts waits more than the other "
@@ -234,11 +237,11 @@ def _rollouts(tp: int, dp: int, workload: WorkloadSpec = WORKLOAD) -> RolloutCos
     return rollout_cost(glm(), parallel, workload, machine_of("DGX-B300"))
 
 
-def _scores(rollout: RolloutCost, workload: WorkloadSpec = WORKLOAD) -> tuple[float, float]:
-    """Accepted tokens per second per GPU with 8 trainer and 8 inference GPUs, and with 16 and 8."""
+def _loops(rollout: RolloutCost, workload: WorkloadSpec = WORKLOAD) -> tuple[LoopCost, LoopCost]:
+    """The loop with 8 trainer and 8 inference GPUs, and with 16 and 8."""
     model, machine = glm(), machine_of("DGX-B300")
     trainers = (step(model, "DGX-B300", cp=8, ep=8, dp=dp, workload=workload) for dp in (1, 2))
-    small, large = (loop_cost(model, workload, machine, trainer, rollout).score for trainer in trainers)
+    small, large = (loop_cost(model, workload, machine, trainer, rollout) for trainer in trainers)
     return small, large
 
 
@@ -252,17 +255,17 @@ def balanced_split() -> Split:
         length = (LENGTH - WORKLOAD.prompt_tokens) // group
         workload = msgspec.structs.replace(WORKLOAD, group_size=group, completion_tokens=length)
         rollout = _rollouts(1, 8, workload)
-        small, large = _scores(rollout, workload)
-        times = [step(glm(), "DGX-B300", cp=8, ep=8, dp=dp, workload=workload).step_s for dp in (1, 2)]
+        small, large = _loops(rollout, workload)
+        small_s, large_s = small.trainer.step_s, large.trainer.step_s
         split = Split(
             group_size=group,
             completion_tokens=length,
-            small_s=times[0],
-            large_s=times[1],
+            small_s=small_s,
+            large_s=large_s,
             rollout_s=rollout.rollout_s,
-            kept=large / small,
+            kept=large.score / small.score,
         )
-        found.append((abs(2 * log(rollout.rollout_s) - log(times[0]) - log(times[1])), split))
+        found.append((abs(2 * log(rollout.rollout_s) - log(small_s) - log(large_s)), split))
     return min(found, key=lambda pair: pair[0])[1]
 
 
@@ -282,14 +285,14 @@ def service_matters() -> tuple[Service, ...]:
     found = []
     for tp, dp in ((8, 1), (4, 2), (2, 4), (1, 8)):
         rollout = _rollouts(tp, dp)
-        small, large = _scores(rollout)
+        small, large = _loops(rollout)
         found.append(
             Service(
                 tp=tp,
                 dp=dp,
                 decode_step_s=rollout.decode_step_s,
                 rollout_s=rollout.rollout_s,
-                kept=large / small,
+                kept=large.score / small.score,
             )
         )
     return tuple(found)
