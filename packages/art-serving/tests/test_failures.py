@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -251,6 +252,8 @@ async def test_a_deadline_and_a_cancellation_end_a_start(environment, make_spec,
         await ModelService.start(
             make_spec("late"), LocalLauncher(environment), deadline_s=1.0, log_folder=tmp_path
         )
+    (log,) = tmp_path.glob("late*.log")
+    assert re.search(r"ART stops this server; .*\nART stopped this server", log.read_text(), re.DOTALL)
     assert {child.pid for child in me.children(recursive=True)} <= children
     starting = asyncio.ensure_future(
         ModelService.start(make_spec("cancelled"), LocalLauncher(environment), log_folder=tmp_path)
