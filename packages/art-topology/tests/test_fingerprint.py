@@ -83,7 +83,7 @@ def compiled(data: dict[str, Any]) -> topo.RuntimeTopology:
 
 
 def shuffled(value: Any, draw: Any) -> Any:
-    """The same value with its keys in another order and some whole numbers as floats."""
+    """The same value with its keys in another order."""
     if isinstance(value, dict):
         return {key: shuffled(value[key], draw) for key in draw(st.permutations(sorted(value)))}
     if isinstance(value, list):

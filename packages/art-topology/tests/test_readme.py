@@ -83,6 +83,7 @@ def test_its_number_of_rules_is_theirs() -> None:
     from art_topology import RULES
 
     assert f"\n{len(RULES)} rules " in README
+    assert f"`compile_topology`: {len(RULES)} rules " in (HERE.parent / "CHANGELOG.md").read_text("utf-8")
 
 
 def test_its_programs_need_nothing_but_the_package(folder: Path) -> None:

@@ -108,7 +108,7 @@ def diff_topologies(old: RuntimeTopology, new: RuntimeTopology) -> TopologyDiff:
     restarts = {part for change in changes for part in change.restarts}
     if EVERYTHING in restarts:
         restarts = {EVERYTHING}
-    running = _parts(new)
+    ran, running = _parts(old), _parts(new)
     return TopologyDiff(
         changes=changes,
         restarts=tuple(
@@ -116,9 +116,7 @@ def diff_topologies(old: RuntimeTopology, new: RuntimeTopology) -> TopologyDiff:
             + sorted(part for part in restarts if part not in running and part != EVERYTHING)
         ),
         warm=tuple(
-            part
-            for part in running
-            if part in _parts(old) and part not in restarts and EVERYTHING not in restarts
+            part for part in running if part in ran and part not in restarts and EVERYTHING not in restarts
         ),
         old_fingerprint=old.fingerprint,
         new_fingerprint=new.fingerprint,

@@ -13,9 +13,16 @@ Sources: ``megatron.core.transformer.pipeline_parallel_layer_layout`` for the st
 ``transformer_block.get_num_layers_to_build`` and ``TransformerConfig.__post_init__`` for the rest.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from art_topology.stage_layout import Stage, StageLayout, check_order
 from art_topology.stage_strings import StageError, read_stages
 from art_topology.trainer import MegatronTopologyConfig
+
+if TYPE_CHECKING:
+    from art_topology.models import ModelDescription
 
 __all__ = [
     "Stage",
@@ -160,3 +167,20 @@ def stages_of(parallel: MegatronTopologyConfig, num_layers: int, *, mtp: int = 0
         last_stage_layers=parallel.num_layers_in_last_pipeline_stage,
         mtp=mtp,
     )
+
+
+def known_stages(parallel: MegatronTopologyConfig, model: ModelDescription | None) -> StageLayout | None:
+    """The stages of a trainer as far as they are known: by its model, else by its layout string, else None.
+
+    Args:
+        parallel: How the trainer divides the model.
+        model: The model; its multi-token prediction layers are placed where the layout string has any.
+
+    Raises:
+        StageError: the model does not fit.
+    """
+    text = parallel.pipeline_layout
+    if model is not None:
+        mtp = len(model.mtp_layers) if "m" in (text or "") else 0
+        return stages_of(parallel, len(model.layers), mtp=mtp)
+    return parse_layout(text, parallel.pp) if text is not None else None

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from art_topology.compiled import CompiledService, CompiledTrainer, RuntimeTopology
 
-__all__ = ["service_axes", "summary", "trainer_axes"]
+__all__ = ["counted", "gpu_count", "service_place", "summary", "trainer_axes"]
 
 
 def summary(topology: RuntimeTopology) -> str:
     """Such as "2 hosts with 16 GPUs, 8 trainer ranks TP2/DP4, service policy on 8 GPUs TP8"."""
-    gpus = sum(len(host.gpus) for host in topology.hosts)
-    hosts = f"{len(topology.hosts):,} host{'s' * (len(topology.hosts) != 1)}"
-    told = [f"{hosts} with {gpus:,} GPU{'s' * (gpus != 1)}" if gpus else f"{hosts} without GPUs"]
+    gpus, hosts = gpu_count(topology), counted(len(topology.hosts), "host")
+    told = [f"{hosts} with {counted(gpus, 'GPU')}" if gpus else f"{hosts} without GPUs"]
     if topology.trainer is not None:
-        world, axes = topology.trainer.world_size, trainer_axes(topology.trainer)
-        told.append(f"{world:,} trainer rank{'s' * (world != 1)}{f' {axes}' if axes else ''}")
-    for service in topology.services[:3]:
-        workers, axes = service.parallel.world_size, service_axes(service)
-        noun = "GPU" if service.device_kind == "gpu" else "CPU slot"
-        where = f"{workers:,} {noun}{'s' * (workers != 1)}"
-        told.append(f"service {service.name} on {where}{f' {axes}' if axes else ''}")
+        ranks = counted(topology.trainer.world_size, "trainer rank")
+        told.append(f"{ranks} {trainer_axes(topology.trainer)}".rstrip())
+    told += [f"service {service.name} on {service_place(service)}" for service in topology.services[:3]]
     if len(topology.services) > 3:
         told.append(f"{len(topology.services) - 3} more services")
     return ", ".join(told)
+
+
+def counted(count: int, noun: str) -> str:
+    """Such as "1 host" and "1,024 hosts"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def gpu_count(topology: RuntimeTopology) -> int:
+    """GPUs of all hosts."""
+    return sum(len(host.gpus) for host in topology.hosts)
 
 
 def trainer_axes(trainer: CompiledTrainer) -> str:
@@ -33,11 +38,12 @@ def trainer_axes(trainer: CompiledTrainer) -> str:
     return _axes((*dense, *expert, ("PP", layout.pp), ("VPP", vpp), ("DP", layout.dp)))
 
 
-def service_axes(service: CompiledService) -> str:
-    """Such as "TP8" or "TP2/DP4 EP"; empty for one worker."""
+def service_place(service: CompiledService) -> str:
+    """Such as "8 GPUs TP2/DP4 EP", or "1 CPU slot"."""
     parallel = service.parallel
+    devices = counted(parallel.world_size, "GPU" if service.device_kind == "gpu" else "CPU slot")
     axes = _axes((("TP", parallel.tp), ("PP", parallel.pp), ("DP", parallel.dp)))
-    return f"{axes} EP" if axes and parallel.expert_parallel else axes
+    return f"{devices} {axes}{' EP' if parallel.expert_parallel else ''}" if axes else devices
 
 
 def _axes(axes: tuple[tuple[str, int], ...]) -> str:

@@ -63,10 +63,10 @@ def command(
 
 def _check(file: str, kind: str | None, strict: bool) -> tuple[CheckedFile, int]:
     from art_topology.commands.documents.check import CheckedFile
-    from art_topology.commands.sources import ERRORS, code_of, gpu_count, read
+    from art_topology.commands.sources import ERRORS, code_of, read
     from art_topology.diagnostics import TopologyError
     from art_topology.spec import SpecError
-    from art_topology.summary import summary
+    from art_topology.summary import gpu_count, summary
 
     try:
         topology = read(file, kind).compile()
@@ -101,8 +101,8 @@ def _counts(diagnostics: tuple[Diagnostic, ...]) -> tuple[int, int]:
 
 
 def _line(found: CheckedFile) -> str:
-    from art_topology.commands.sources import counted
     from art_topology.diagnostics import printable
+    from art_topology.summary import counted
 
     told = [counted(found.errors, "error")] if found.errors else []
     told += [counted(found.warnings, "warning")] if found.warnings else []

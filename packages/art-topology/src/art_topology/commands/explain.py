@@ -48,6 +48,7 @@ def command(
     from art_topology.commands.output import print_json
     from art_topology.commands.sources import (
         CommandError,
+        check_rank,
         compiled,
         hardware_of,
         model_of,
@@ -64,8 +65,7 @@ def command(
         trainer = topology.trainer
         if trainer is None:
             raise CommandError(f"{file} has no trainer, so there is no rank {rank}")
-        if not 0 <= rank < trainer.world_size:
-            raise CommandError(f"no rank {rank}: the trainer has ranks 0 to {trainer.world_size - 1:,}")
+        check_rank(trainer, rank)
         described = model_of(model) if model is not None else source.model()
         step = workload_of(workload) if workload is not None else source.spec.workload
         table = hardware_of(hardware)
@@ -227,15 +227,10 @@ def _stages(trainer: CompiledTrainer, model: ModelDescription | None) -> StageLa
         CommandError: the model does not fit the topology.
     """
     from art_topology.commands.sources import CommandError
-    from art_topology.stages import StageError, parse_layout, stages_of
+    from art_topology.stages import StageError, known_stages
 
-    parallel = trainer.parallel
     try:
-        if model is None:
-            text = parallel.pipeline_layout
-            return parse_layout(text, parallel.pp) if text is not None else None
-        mtp = len(model.mtp_layers) if "m" in (parallel.pipeline_layout or "") else 0
-        return stages_of(parallel, len(model.layers), mtp=mtp)
+        return known_stages(trainer.parallel, model)
     except StageError as error:
         raise CommandError(f"the model does not fit the topology: {error}") from error
 
@@ -343,7 +338,7 @@ def _show_rank(about: RankDocument, has_model: bool, has_workload: bool) -> None
             group.family,
             f"{group.position} of {group.size}",
             "yes" if group.crosses_hosts else "no",
-            shortened(group.ranks, group.size),
+            shortened(group.ranks),
         ]
         for group in about.groups
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,7 +47,7 @@ def command(
 
     With --json all groups with all members, however many.
     """  # fmt: skip
-    from art_topology.commands.sources import CommandError, compiled, refusals
+    from art_topology.commands.sources import CommandError, check_rank, compiled, refusals
     from art_topology.ranks import GROUP_FAMILIES
 
     with refusals(as_json):
@@ -55,8 +55,8 @@ def command(
         trainer = compiled(file, kind)[1].trainer
         if trainer is None:
             raise CommandError(f"{file} has no trainer, so there are no groups")
-        if rank is not None and not 0 <= rank < trainer.world_size:
-            raise CommandError(f"no rank {rank}: the trainer has ranks 0 to {trainer.world_size - 1:,}")
+        if rank is not None:
+            check_rank(trainer, rank)
         if as_json:
             _stream(file, trainer, families, rank)
         elif rank is not None:
@@ -67,22 +67,16 @@ def command(
             _all_families(trainer)
 
 
-def shortened(group: Iterable[int], size: int, most: int = _MEMBERS) -> str:
+def shortened(group: Sequence[int], most: int = _MEMBERS) -> str:
     """Such as "0 8 16 24 ... 120"."""
-    from itertools import islice
-
-    if size <= most:
+    if len(group) <= most:
         return " ".join(map(str, group))
-    last = group[-1] if hasattr(group, "__getitem__") else ""
-    return f"{' '.join(map(str, islice(iter(group), 4)))} ... {last}"
+    return f"{' '.join(map(str, group[:4]))} ... {group[-1]}"
 
 
 def crosses(group: RankGroup, ranks_per_host: int) -> bool:
-    """Whether a group has ranks on several hosts."""
-    return len(group) > 1 and (
-        group[0] // ranks_per_host != group[-1] // ranks_per_host
-        or any(rank // ranks_per_host != group[0] // ranks_per_host for rank in group)
-    )
+    """Whether a group, whose ranks ascend, has some on several hosts."""
+    return group[0] // ranks_per_host != group[-1] // ranks_per_host
 
 
 def _chosen(family: str | None, known: tuple[GroupFamily, ...]) -> tuple[GroupFamily, ...]:
@@ -106,40 +100,32 @@ def _size(trainer: CompiledTrainer, family: GroupFamily) -> int:
 
 def _all_families(trainer: CompiledTrainer) -> None:
     from art_topology.commands.output import say, table
-    from art_topology.commands.sources import counted
-    from art_topology.summary import trainer_axes
+    from art_topology.ranks import GROUP_FAMILIES
+    from art_topology.summary import counted, trainer_axes
 
     layout = trainer.layout
     say(f"{counted(layout.world_size, 'rank')} {trainer_axes(trainer)}".rstrip(), "bold")
     rows = []
-    for family in _known():
-        size = _size(trainer, family)
+    for family in GROUP_FAMILIES:
         first = next(layout.groups(family))
+        size = len(first)
         where = "yes" if layout.crosses_hosts(family, trainer.ranks_per_host) else "no"
-        rows.append(
-            [family, f"{layout.group_count(family):,}", f"{size:,}", where, shortened(first, size, 8)]
-        )
+        rows.append([family, f"{layout.group_count(family):,}", f"{size:,}", where, shortened(first, 8)])
     table(("family", "groups", "ranks each", "crosses hosts", "the first"), rows, right=(1, 2))
-
-
-def _known() -> tuple[GroupFamily, ...]:
-    from art_topology.ranks import GROUP_FAMILIES
-
-    return GROUP_FAMILIES
 
 
 def _of_family(trainer: CompiledTrainer, family: GroupFamily, limit: int) -> None:
     from itertools import islice
 
     from art_topology.commands.output import say, table
-    from art_topology.commands.sources import counted
+    from art_topology.summary import counted
 
     layout, per_host = trainer.layout, trainer.ranks_per_host
     count, size = layout.group_count(family), _size(trainer, family)
     across = "some cross hosts" if layout.crosses_hosts(family, per_host) else "none crosses hosts"
     say(f"{family}: {counted(count, 'group')} of {counted(size, 'rank')}, {across}", "bold")
     rows = [
-        [f"{index:,}", _hosts(trainer, group), shortened(group, size)]
+        [f"{index:,}", _hosts(trainer, group), shortened(group)]
         for index, group in enumerate(islice(layout.groups(family), limit))
     ]
     table(("group", "hosts", "ranks"), rows, right=(0,))
@@ -163,7 +149,7 @@ def _of_rank(trainer: CompiledTrainer, families: tuple[GroupFamily, ...], rank: 
         group = trainer.layout.group(family, rank)
         if group is not None:
             position = f"{group.index(rank)} of {len(group)}"
-            rows.append([family, position, _hosts(trainer, group), shortened(group, len(group))])
+            rows.append([family, position, _hosts(trainer, group), shortened(group)])
     table(("family", "position from 0", "hosts", "ranks"), rows)
 
 

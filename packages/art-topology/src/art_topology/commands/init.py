@@ -43,8 +43,9 @@ def command(
 
     from art_topology.commands.documents.init import WrittenDocument
     from art_topology.commands.output import print_json, say
-    from art_topology.commands.sources import STDIN, CommandError, counted, refusals, write
+    from art_topology.commands.sources import STDIN, CommandError, refusals, write
     from art_topology.commands.template import topology_text
+    from art_topology.summary import counted
 
     with refusals(as_json):
         if file == STDIN and as_json:
@@ -56,12 +57,8 @@ def command(
         if gpu is not None:
             _check_gpu(gpu)
         each = 0 if cpu else 8 if gpus is None else gpus
-        write(
-            file,
-            topology_text(hosts, each, gpu_model=gpu, file="FILE" if file == STDIN else file),
-            force=force,
-            taken="choose another name, or replace it with --force",
-        )
+        shown = "FILE" if file == STDIN else file
+        write(file, topology_text(hosts, each, gpu_model=gpu, file=shown), force=force)
         if as_json:
             print_json(WrittenDocument(file=file, hosts=hosts, gpus=hosts * each))
         elif file != STDIN:

@@ -10,10 +10,11 @@ import msgspec
 
 from art_topology.cluster import ClusterSpec
 from art_topology.commands.plan_inputs import made_up
-from art_topology.commands.sources import CommandError, counted
+from art_topology.commands.sources import CommandError
 from art_topology.hardware import Machine
 from art_topology.planner import plan
 from art_topology.spec import SpecError
+from art_topology.summary import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ from art_topology.commands.documents.base import PartRow, memory_rows
 from art_topology.commands.documents.plan import PlanDocument, PlanRow, RejectionRow
 from art_topology.commands.output import say, table
 from art_topology.commands.plan import gib
-from art_topology.commands.sources import counted
 from art_topology.models import parameters
 from art_topology.planner.problem import TIGHT
+from art_topology.summary import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from art_topology.commands.sources import STDIN, CommandError, write
+from art_topology.commands.sources import STDIN, TAKEN, CommandError, write
 from art_topology.commands.toml_text import topology_toml
 from art_topology.files import ModelSpec, read_topology_text
 
 if TYPE_CHECKING:
     from art_topology.commands.plan_inputs import Asked
     from art_topology.planner import Plan
-
-
-_TAKEN = "choose another name, or replace it with --force"
 
 
 def written(problem: Asked, plan: Plan, file: str, *, base_model: str | None, force: bool) -> None:
@@ -33,7 +30,7 @@ def written(problem: Asked, plan: Plan, file: str, *, base_model: str | None, fo
     folder = Path() if file == STDIN else Path(file).parent
     text = plan_text(problem, plan, folder, base_model, "FILE" if file == STDIN else file)
     read_topology_text(text, "toml", name=None if file == STDIN else file, folder=folder).compile()
-    write(file, text, force=force, taken=_TAKEN)
+    write(file, text, force=force)
 
 
 def check_target(file: str, *, force: bool) -> None:
@@ -52,7 +49,7 @@ def check_target(file: str, *, force: bool) -> None:
     if not path.parent.is_dir():
         raise CommandError(f"{path.parent} is no folder")
     if path.exists() and not force:
-        raise CommandError(f"{file} exists; {_TAKEN}")
+        raise CommandError(f"{file} {TAKEN}")
 
 
 def plan_text(problem: Asked, plan: Plan, folder: Path, base_model: str | None, file: str = "FILE") -> str:

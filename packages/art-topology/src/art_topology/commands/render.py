@@ -47,8 +47,9 @@ def command(
 
     from art_topology.commands.documents.render import PictureDocument
     from art_topology.commands.output import print_json, say
-    from art_topology.commands.sources import STDIN, CommandError, compiled, counted, refusals, write
+    from art_topology.commands.sources import STDIN, CommandError, compiled, refusals, write
     from art_topology.render import draw
+    from art_topology.summary import counted
 
     with refusals(as_json):
         if output == STDIN and as_json:

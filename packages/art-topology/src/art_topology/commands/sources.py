@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import typer
 
@@ -20,9 +20,10 @@ from art_topology.diagnostics import Diagnostic, TopologyError, printable
 from art_topology.files import TopologySource, read_topology, read_topology_text
 from art_topology.readers import FORMATS, MOST_BYTES, FileFormat, read_values, source_of
 from art_topology.spec import SpecError
+from art_topology.summary import counted
 
 if TYPE_CHECKING:
-    from art_topology.compiled import RuntimeTopology
+    from art_topology.compiled import CompiledTrainer, RuntimeTopology
     from art_topology.hardware import HardwareTable
     from art_topology.models import ModelDescription
     from art_topology.workload import WorkloadSpec
@@ -33,6 +34,7 @@ UNUSABLE = 2
 """Exit code: wrong use, or a file that cannot be read or written."""
 
 STDIN = "-"
+TAKEN = "exists; choose another name, or replace it with --force"
 
 
 class CommandError(Exception):
@@ -70,7 +72,7 @@ def _refuse(as_json: bool, message: str, diagnostics: tuple[Diagnostic, ...], co
     elif diagnostics:
         say_diagnostics(diagnostics, stream=sys.stderr)
         errors = sum(found.severity == "error" for found in diagnostics)
-        say(f"art-topology: {errors} error{'s' * (errors != 1)}", stream=sys.stderr)
+        say(f"art-topology: {counted(errors, 'error')}", stream=sys.stderr)
     else:
         say("art-topology: " + "\n".join(map(printable, message.split("\n"))), stream=sys.stderr)
     raise typer.Exit(code)
@@ -206,14 +208,13 @@ def hardware_of(file: str | None) -> HardwareTable:
         raise CommandError(f"the table {file!r} cannot be read: {told}") from error
 
 
-def write(file: str, text: str, *, force: bool = True, taken: str = "") -> None:
+def write(file: str, text: str, *, force: bool = True) -> None:
     """Writes a file whole, or standard output for ``-``.
 
     Args:
         file: Where to.
         text: What.
         force: Replace a file that is there.
-        taken: How to go on if there is one and it is not to be replaced.
 
     Raises:
         CommandError: it is there, or cannot be written.
@@ -227,7 +228,7 @@ def write(file: str, text: str, *, force: bool = True, taken: str = "") -> None:
     try:
         path = Path(file)
         if path.exists() and not force:
-            raise CommandError(f"{file} exists; {taken}")
+            raise CommandError(f"{file} {TAKEN}")
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return
@@ -256,11 +257,11 @@ def _umask() -> int:
     return mask
 
 
-def counted(count: int, noun: str) -> str:
-    """Such as "1 host" and "1,024 hosts"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def check_rank(trainer: CompiledTrainer, rank: int) -> None:
+    """Refuses a rank that a trainer does not have.
 
-
-def gpu_count(topology: Any) -> int:
-    """GPUs of all hosts of a compiled topology."""
-    return sum(len(host.gpus) for host in topology.hosts)
+    Raises:
+        CommandError: it does not.
+    """
+    if not 0 <= rank < trainer.world_size:
+        raise CommandError(f"no rank {rank}: the trainer has ranks 0 to {trainer.world_size - 1:,}")

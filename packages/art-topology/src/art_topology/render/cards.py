@@ -8,6 +8,7 @@ import msgspec
 
 from art_topology.render.palette import FAMILIES, group_colour, ink_on, service_colour
 from art_topology.render.text import width, wrapped
+from art_topology.summary import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +89,7 @@ def draw_host(svg: Svg, x: float, y: float, high: float, size: CardSize, host: H
             _draw_cells(svg, x, y + _HEADER, size, host)
         else:
             free = len(host.host.free_cpu_slots)
-            slots = f"{free} free CPU slot{'s' * (free != 1)} for rollout workers"
+            slots = f"{counted(free, 'free CPU slot')} for rollout workers"
             told = slots if free else "nothing runs here"
             svg.text(x + _PAD, y + _HEADER + 16, told, 12, "soft", room=size.width - 2 * _PAD)
 
@@ -275,7 +276,7 @@ def draw_gap(
     count = len(left_out)
     named = first.host_id if count == 1 else f"{first.host_id} to {last.host_id}"
     told = [named, *_left_out(left_out, topology)]
-    headline = f"{count:,} more host{'s' * (count != 1)}"
+    headline = counted(count, "more host")
     with svg.group("gap", f"{headline}: {'; '.join(told)}"):
         svg.rect(x, y, size.width, high, "free", round_=8, dashed=True)
         room = size.width - 2 * _PAD
@@ -292,7 +293,7 @@ def _left_out(nodes: range, topology: RuntimeTopology) -> list[str]:
     """What runs on hosts that are not drawn."""
     names = {topology.hosts[node].host_id for node in nodes}
     gpus = sum(len(topology.hosts[node].gpus) for node in nodes)
-    told = [f"{gpus:,} GPU{'s' * (gpus != 1)}"] if gpus else []
+    told = [counted(gpus, "GPU")] if gpus else []
     if topology.trainer is not None:
         theirs = [host for host in topology.trainer.hosts if host.host_id in names]
         if theirs:
@@ -302,5 +303,5 @@ def _left_out(nodes: range, topology: RuntimeTopology) -> list[str]:
     for service in topology.services:
         workers = sum(len(member.devices) for member in service.members if member.host_id in names)
         if workers:
-            told.append(f"{workers:,} worker{'s' * (workers != 1)} of {service.name}")
+            told.append(f"{counted(workers, 'worker')} of {service.name}")
     return told

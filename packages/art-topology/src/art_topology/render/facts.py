@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from art_topology.compiled import CompiledHost, CpuDevice, GpuDevice, RuntimeTopology
-from art_topology.ranks import Axis, GroupFamily, RankLayout
+from art_topology.ranks import GroupFamily, RankLayout
 from art_topology.render.palette import FAMILIES
-from art_topology.stages import StageError, StageLayout, parse_layout, stages_of
+from art_topology.stages import StageError, StageLayout, known_stages
 
 if TYPE_CHECKING:
     from art_topology.models import ModelDescription
@@ -174,16 +174,10 @@ def _gpu(gpu: int | str) -> str:
 def _stages(topology: RuntimeTopology, model: ModelDescription | None) -> StageLayout | None:
     if topology.trainer is None:
         return None
-    parallel = topology.trainer.parallel
     try:
-        if model is not None:
-            mtp = len(model.mtp_layers) if "m" in (parallel.pipeline_layout or "") else 0
-            return stages_of(parallel, len(model.layers), mtp=mtp)
-        if parallel.pipeline_layout is not None:
-            return parse_layout(parallel.pipeline_layout, parallel.pp)
+        return known_stages(topology.trainer.parallel, model)
     except StageError:
         return None  # a model that was not checked with the topology: the picture names stages, not layers
-    return None
 
 
 def drawn_families(topology: RuntimeTopology) -> tuple[GroupFamily, ...]:
@@ -207,16 +201,12 @@ def _trainer_bars(layout: RankLayout, rank: int) -> tuple[Bar, ...]:
 def group_number(layout: RankLayout, family: GroupFamily, rank: int) -> int:
     """The number of a rank's group among those of the family, by first rank."""
     axes = layout.expert_axes if family in _EXPERT else layout.dense_axes
-    fixed = sorted((axis for axis in axes if axis.name != family), key=_stride)
     number, weight = 0, 1
-    for axis in fixed:
-        number += rank // axis.stride % axis.size * weight
-        weight *= axis.size
+    for axis in axes:
+        if axis.name != family:
+            number += rank // axis.stride % axis.size * weight
+            weight *= axis.size
     return number
-
-
-def _stride(axis: Axis) -> int:
-    return axis.stride
 
 
 def _service_sizes(parallel: VllmParallelSpec) -> dict[GroupFamily, int]:

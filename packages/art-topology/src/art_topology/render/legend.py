@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from art_topology.render.cards import STAR
 from art_topology.render.palette import FAMILIES, service_colour
 from art_topology.render.text import width
-from art_topology.summary import service_axes
+from art_topology.summary import counted, service_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Legend:
         layout = trainer.layout
         count, size = layout.group_count(family), getattr(layout, family)
         across = len(trainer.hosts) > 1 and layout.crosses_hosts(family, trainer.ranks_per_host)
-        groups = f"{count:,} group{'s' * (count != 1)} of {size:,} ranks"
+        groups = f"{counted(count, 'group')} of {size:,} ranks"
         return f"{meaning}: {groups}, {'across hosts' if across else 'within a host'}"
 
     def _all_notes(self) -> list[str]:
@@ -127,8 +127,5 @@ def _draw_entry(svg: Svg, x: float, y: float, colour: str, name: str, told: str,
 
 
 def _service(service: CompiledService) -> str:
-    workers = service.parallel.world_size
-    noun = "GPU" if service.device_kind == "gpu" else "CPU slot"
-    axes = service_axes(service)
-    where = f"{workers:,} {noun}{'s' * (workers != 1)}{f' {axes}' if axes else ''}"
+    where = service_place(service)
     return f"{service.spec.base_model} on {where}; {STAR} API on {service.members[0].host_id}"
