@@ -30,6 +30,7 @@ from art.reporting import (
     read_state,
     state_lines,
 )
+from art.reporting.output import Output
 from art.reporting.page import write_report
 from art.reporting.run_folder import read_run, read_steps
 
@@ -314,6 +315,17 @@ async def test_when_the_output_fails_the_run_stops_and_keeps_what_is_finished(
         assert stop.kind == "DisplayError"
     async with make_report(folder=report.folder, resume=True, settings=Settings(steps=9)) as again:
         assert again.steps_done == trained
+
+
+def test_the_first_write_that_fails_is_the_last() -> None:
+    stream = Failing(1, OSError(28, "No space left on device"))
+    output = Output(stream)
+    output.line("first")
+    for text in ("second", "third"):
+        with pytest.raises(DisplayError, match="No space left on device"):
+            output.line(text)
+        stream.left, stream.error = 1, OSError(5, "a later error")
+    assert stream.getvalue() == "first\n"
 
 
 async def test_an_output_that_fails_after_the_error_does_not_hide_it(make_report, make_group) -> None:

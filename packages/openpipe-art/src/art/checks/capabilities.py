@@ -8,7 +8,7 @@ import msgspec
 from art.checks import machine
 from art.checks.cache import Fetched, demo_model, vllm_runtime
 from art.checks.demo import demo_checks
-from art.checks.hosts import host_checks
+from art.checks.hosts import runtime_checks
 from art.checks.packages import installed_check, python_check
 from art.checks.results import Check, failures
 from art.checks.stale import StaleEntry, stale_entries
@@ -60,7 +60,7 @@ def diagnose(run_dir: Path | None = None, extra_checks: Sequence[Check] = ()) ->
         extra_checks: others that the demo depends on.
     """
     client = [python_check(), installed_check()]
-    runtime = [*client, installed_check("distributed"), *host_checks()]
+    runtime = [*client, *runtime_checks()]
     full = [*demo_checks(run_dir=run_dir), *extra_checks]
     here = machine.machine()
     return Diagnosis(

@@ -9,9 +9,10 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from art.distributed import monarch_setup
 from art.distributed.actor_process import ACTOR_TMPDIR_VARIABLE
@@ -109,20 +110,17 @@ class HostMeshes:
         Raises:
             StartupError: a part did not come up; nothing is left behind.
         """
-        loop = asyncio.get_running_loop()
-        end = loop.time() + startup_timeout_s
+        limit = _Limit(startup_timeout_s, time.monotonic() + startup_timeout_s)
         run = await _in_thread(lambda: Run.start(announce=announce), undo=Run.close)
         paths = tuple(str(path) for path in python_path)
         try:
             await asyncio.to_thread(monarch_setup.prepare, f"tcp://{LOOPBACK}:0", run.temp_dir)
             process, address = await _in_thread(
-                lambda: _start_worker(run, port, paths, max(end - loop.time(), 0.0), startup_timeout_s),
+                lambda: _start_worker(run, port, paths, limit),
                 undo=lambda started: _end(started[0], 0.0),
             )
             try:
-                mesh = await _attach(
-                    address, run.run_id, 0, max(end - loop.time(), 0.0), process, startup_timeout_s
-                )
+                mesh = await _attach(address, run.run_id, 0, process, limit)
             except BaseException:
                 _end(process, 0.0)
                 raise
@@ -165,26 +163,36 @@ async def _in_thread[T](start: Callable[[], T], *, undo: Callable[[T], None]) ->
         raise
 
 
+class _Limit(NamedTuple):
+    """How long a start may take: the seconds that were allowed, and when they end, in monotonic seconds."""
+
+    allowed_s: float
+    end: float
+
+    def left_s(self) -> float:
+        return max(self.end - time.monotonic(), 0.0)
+
+    def exceeded(self, what: str) -> StartupError:
+        return StartupError(
+            f"{what} within the {self.allowed_s:g} s of startup_timeout_s (art-monarch's --startup-timeout); "
+            "give it more time, by default it has 90 s"
+        )
+
+
 async def _attach(
-    address: str,
-    run_id: str,
-    index: int,
-    deadline_s: float,
-    process: subprocess.Popen[bytes],
-    startup_timeout_s: float,
+    address: str, run_id: str, index: int, process: subprocess.Popen[bytes], limit: _Limit
 ) -> Any:
     from monarch.actor import attach_to_workers
 
     mesh = attach_to_workers(ca="trust_all_connections", workers=[address], name=f"art_{run_id}_{index}")
     attached = mesh.initialized.as_asyncio()
-    end = asyncio.get_running_loop().time() + deadline_s
     while True:
         done, _ = await asyncio.wait({attached}, timeout=0.2)
         if done:
             try:
                 await attached
             except Exception as error:
-                reason = str(error).strip().splitlines()[0]
+                reason = (str(error).strip() or repr(error)).splitlines()[0]
                 raise StartupError(
                     f"the worker at {address} could not be attached: {reason}. Start again, when this "
                     "machine is less busy"
@@ -192,14 +200,13 @@ async def _attach(
             return mesh
         if process.poll() is not None:
             raise StartupError(f"the worker at {address} {_how_ended(process)} before it could be attached")
-        if asyncio.get_running_loop().time() > end:
-            raise StartupError(f"the worker at {address} could not be attached {_within(startup_timeout_s)}")
+        if not limit.left_s():
+            raise limit.exceeded(f"the worker at {address} could not be attached")
 
 
 def _start_worker(
-    run: Run, port: int, python_path: tuple[str, ...], deadline_s: float, startup_timeout_s: float
+    run: Run, port: int, python_path: tuple[str, ...], limit: _Limit
 ) -> tuple[subprocess.Popen[bytes], str]:
-
     environment = {
         **run.child_environment(),
         **monarch_setup.WORKER_ENVIRONMENT,
@@ -223,17 +230,15 @@ def _start_worker(
     finally:
         os.close(write)
     try:
-        return process, _read_address(process, read, deadline_s, startup_timeout_s)
+        return process, _read_address(process, read, limit)
     except BaseException:
         _end(process, 0.0)
         raise
 
 
-def _read_address(
-    process: subprocess.Popen[bytes], report: int, deadline_s: float, startup_timeout_s: float
-) -> str:
+def _read_address(process: subprocess.Popen[bytes], report: int, limit: _Limit) -> str:
     with os.fdopen(report, "rb") as lines:
-        readable, _, _ = select.select([lines], [], [], deadline_s)
+        readable, _, _ = select.select([lines], [], [], limit.left_s())
         line = lines.readline().decode().strip() if readable else ""
     if line.startswith(FAILED):
         raise StartupError(
@@ -245,14 +250,7 @@ def _read_address(
     if readable:
         process.wait(5.0)
         raise StartupError(f"the worker process {_how_ended(process)} while starting; its output is above")
-    raise StartupError(f"the worker process did not start {_within(startup_timeout_s)}")
-
-
-def _within(startup_timeout_s: float) -> str:
-    return (
-        f"within the {startup_timeout_s:g} s of startup_timeout_s (art-monarch's --startup-timeout); give it "
-        "more time, by default it has 90 s"
-    )
+    raise limit.exceeded("the worker process did not start")
 
 
 def _how_ended(process: subprocess.Popen[bytes]) -> str:
