@@ -24,14 +24,22 @@ from art_dataplane.errors import (
     SnapshotError,
     StoreError,
     StoreFullError,
+    TransportError,
 )
+from art_dataplane.fetching import fetch_groups
 from art_dataplane.leases import FenceGate, Lease, LeaseTable, Outcome
-from art_dataplane.locations import InlineLocation, Location, ShmLocation, TensorSpec
+from art_dataplane.locations import (
+    InlineLocation,
+    Location,
+    NixlLocation,
+    ShmLocation,
+    StreamLocation,
+    TensorSpec,
+)
 from art_dataplane.packing import (
     PackingRequest,
     PackingResult,
     PackingTiming,
-    fetch_groups,
     pack,
     pack_selection,
 )
@@ -64,6 +72,7 @@ from art_dataplane.snapshot import (
     write_manifest,
 )
 from art_dataplane.store import RecordOwner, StoreStats, TrajectoryStore, read_records
+from art_dataplane.transport import RemoteLocation, Transport
 
 __all__ = [
     "AdvantageRule",
@@ -83,6 +92,7 @@ __all__ = [
     "MappedBytes",
     "MappedSnapshot",
     "NamedTensor",
+    "NixlLocation",
     "Outcome",
     "PackedBatch",
     "PackedBatchRef",
@@ -99,6 +109,7 @@ __all__ = [
     "Receipt",
     "RecordError",
     "RecordOwner",
+    "RemoteLocation",
     "Reservation",
     "RolloutError",
     "RolloutTiming",
@@ -120,12 +131,15 @@ __all__ = [
     "StoreError",
     "StoreFullError",
     "StoreStats",
+    "StreamLocation",
     "TensorSpec",
     "TokenRecord",
     "TrajectoryQueue",
     "TrajectoryRecord",
     "TrajectoryRef",
     "TrajectoryStore",
+    "Transport",
+    "TransportError",
     "VersionSpan",
     "branches",
     "decode",

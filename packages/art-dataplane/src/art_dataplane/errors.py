@@ -51,3 +51,7 @@ class BatchClosedError(DataPlaneError):
 
 class SnapshotError(DataPlaneError):
     """A snapshot cannot be written, or its bytes are not those of its manifest."""
+
+
+class TransportError(DataPlaneError):
+    """Bytes could not be moved from another host, or are not what their owner sent; nothing was kept."""

@@ -58,8 +58,62 @@ class ShmLocation(msgspec.Struct, frozen=True, tag="shm"):
     byte_count: int
 
 
-Location = InlineLocation | ShmLocation
-"""Where bytes are; map it with :func:`art_dataplane.map_location`."""
+class StreamLocation(msgspec.Struct, frozen=True, tag="stream"):
+    """Bytes that a process on another host sends over TCP to whoever knows the secret.
+
+    Args:
+        host: address of the sender, an IPv4 or IPv6 literal without brackets, or a name.
+        port: that it listens on.
+        transfer_id: names the bytes to the sender.
+        byte_count: how many bytes.
+        secret: 32 random bytes of this transfer alone. It proves both ends to each other and keys the MAC; it
+            never crosses the stream, and is not part of the text of this struct.
+    """
+
+    host: str
+    port: int
+    transfer_id: str
+    byte_count: int
+    secret: bytes
+
+    def __repr__(self) -> str:
+        """Everything but the secret."""
+        return (
+            f"StreamLocation(host={self.host!r}, port={self.port}, transfer_id={self.transfer_id!r}, "
+            f"byte_count={self.byte_count})"
+        )
+
+
+class NixlLocation(msgspec.Struct, frozen=True, tag="nixl"):
+    """Registered memory of a NIXL agent on another host.
+
+    Args:
+        agent: name of the agent that registered the memory.
+        metadata: what this agent tells others about itself and the registration, as NIXL encodes it.
+        descriptor: the memory's descriptor, as NIXL serializes it.
+        transfer_id: names the bytes to the agent's process.
+        byte_count: how many bytes.
+        backend: NIXL's backend that moves them, for example ``UCX``.
+    """
+
+    agent: str
+    metadata: bytes
+    descriptor: bytes
+    transfer_id: str
+    byte_count: int
+    backend: str = "UCX"
+
+    def __repr__(self) -> str:
+        """Everything but the metadata and the descriptor, which hold addresses and keys."""
+        return (
+            f"NixlLocation(agent={self.agent!r}, transfer_id={self.transfer_id!r}, "
+            f"byte_count={self.byte_count}, backend={self.backend!r})"
+        )
+
+
+Location = InlineLocation | ShmLocation | StreamLocation | NixlLocation
+"""Where bytes are. Inline bytes and segments of this host are mapped with
+:func:`art_dataplane.map_location`; the others are received first, see :mod:`art_dataplane.transport`."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

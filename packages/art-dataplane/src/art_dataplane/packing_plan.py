@@ -16,7 +16,7 @@ from art_dataplane.advantages import AdvantageRule
 from art_dataplane.batch import PackingCounts, view_tensors
 from art_dataplane.errors import PackingError
 from art_dataplane.locations import TensorSpec, lay_out
-from art_dataplane.packing_input import TokenSequence, check_records, score_groups, sequences_of
+from art_dataplane.packing_input import TokenSequence, sequences_of
 from art_dataplane.prefix_forest import (
     Forest,
     SortedSequences,
@@ -27,6 +27,7 @@ from art_dataplane.prefix_forest import (
     write_forest,
 )
 from art_dataplane.records import TrajectoryRecord, logical_token_count
+from art_dataplane.scoring import check_records, score_groups
 
 
 class LossWeightRule(msgspec.Struct, frozen=True):

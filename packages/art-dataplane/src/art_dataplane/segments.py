@@ -17,7 +17,7 @@ from typing import Self
 import msgspec
 
 from art_dataplane.errors import ShmError, ShmFullError
-from art_dataplane.locations import InlineLocation, Location
+from art_dataplane.locations import InlineLocation, Location, ShmLocation
 from art_dataplane.processes import ProcessIdentity
 
 SHM_DIRECTORY = Path("/dev/shm")
@@ -81,10 +81,12 @@ def map_location(location: Location) -> MappedBytes:
     """Maps a location of this host read-only; any process may, not only the owner.
 
     Raises:
-        ShmError: the segment is gone, smaller than the location says, or not one of ART's.
+        ShmError: the segment is gone, smaller than the location says, not one of ART's, or on another host.
     """
     if isinstance(location, InlineLocation):
         return MappedBytes(memoryview(location.data).toreadonly(), None)
+    if not isinstance(location, ShmLocation):
+        raise ShmError(f"{location} is on another host; receive it first (art_dataplane.HostReceiver)")
     parse_segment_name(location.name)
     end = location.offset + location.byte_count
     if location.offset < 0 or location.byte_count <= 0:

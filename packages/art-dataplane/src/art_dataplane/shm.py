@@ -21,7 +21,7 @@ import msgspec
 
 from art_dataplane.errors import LeaseError, ShmError, ShmFullError
 from art_dataplane.leases import Lease, LeaseTable, Outcome
-from art_dataplane.locations import InlineLocation, Location, ShmLocation
+from art_dataplane.locations import Location, ShmLocation
 from art_dataplane.processes import ProcessIdentity
 from art_dataplane.segments import (
     SHM_DIRECTORY,
@@ -215,7 +215,7 @@ class ShmSegmentStore:
             False when this store does not hold it (any more).
         """
         with self._lock:
-            if isinstance(location, InlineLocation) or location.name not in self._segments:
+            if not isinstance(location, ShmLocation) or location.name not in self._segments:
                 return False
             self._forget(location.name, reusable=reusable)
             return True

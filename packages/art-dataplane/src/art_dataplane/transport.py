@@ -1,0 +1,72 @@
+"""How bytes get from the host that holds them to another one: the protocol that every transport implements.
+
+An owner *offers* a committed segment and gets a location that travels in a reference. On each other host one
+process *receives* it into a segment of its own, once for all ranks of the host, which then map that segment.
+The location says which transport it is; nothing ever changes from one to another on the way.
+"""
+
+from typing import Protocol
+
+from art_dataplane.locations import NixlLocation, ShmLocation, StreamLocation
+from art_dataplane.shm import ShmSegmentStore
+
+RemoteLocation = StreamLocation | NixlLocation
+"""Bytes on another host."""
+
+
+class Transport(Protocol):
+    """One way to move bytes between hosts, for both ends. Every wait has a deadline; ``close`` ends all."""
+
+    @property
+    def name(self) -> str:
+        """The tag of its locations: ``stream`` or ``nixl``."""
+        ...
+
+    async def offer(self, source: ShmLocation, *, duration_s: float, reads: int = 1) -> RemoteLocation:
+        """Makes the bytes of a committed segment readable from other hosts.
+
+        The segment must not be dropped before the offer is over: withdrawn, read ``reads`` times, or
+        ``duration_s`` seconds old.
+
+        Args:
+            source: a segment of this host.
+            duration_s: seconds that it may be read from now on.
+            reads: how many hosts may read it, each once.
+
+        Raises:
+            ShmError: the segment is gone.
+            TransportError: it cannot be offered.
+        """
+        ...
+
+    async def withdraw(self, location: RemoteLocation) -> bool:
+        """Ends an offer; a read that has begun fails at its reader.
+
+        Args:
+            location: what was offered.
+
+        Returns:
+            False when it was over already.
+        """
+        ...
+
+    async def receive(
+        self, location: RemoteLocation, segments: ShmSegmentStore, deadline_s: float
+    ) -> ShmLocation:
+        """Reads the bytes into a new segment of ``segments``, which the caller drops.
+
+        Raises:
+            TransportError: the peer is not the one that made the location, the bytes are not those that were
+                offered, or the connection broke; nothing was kept.
+            DeadlineError: not within ``deadline_s`` seconds; nothing was kept.
+            ShmFullError: no room for the bytes; nothing was read.
+        """
+        ...
+
+    async def close(self, deadline_s: float) -> None:
+        """Withdraws every offer, ends every read and releases sockets, threads and registrations.
+
+        Args:
+            deadline_s: seconds for an orderly end; what is left then is ended at once.
+        """
+        ...
