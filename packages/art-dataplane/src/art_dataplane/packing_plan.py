@@ -7,15 +7,15 @@ of one, that goes into a row as a whole. Units of one row that begin alike are m
 
 import bisect
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from art_dataplane.advantages import AdvantageRule
 from art_dataplane.batch import PackingCounts, view_tensors
 from art_dataplane.errors import PackingError
 from art_dataplane.locations import TensorSpec, lay_out
+from art_dataplane.loss_weights import LossWeightRule, record_weights
 from art_dataplane.packing_input import TokenSequence, sequences_of
 from art_dataplane.prefix_forest import (
     Forest,
@@ -29,17 +29,7 @@ from art_dataplane.prefix_forest import (
 from art_dataplane.records import TrajectoryRecord, logical_token_count
 from art_dataplane.scoring import check_records, score_groups
 
-
-class LossWeightRule(msgspec.Struct, frozen=True):
-    """How much each loss entry counts: the trainer sums ``weight * loss`` over all entries of the batch.
-
-    Args:
-        normalize: ``"token_mean"`` gives each of the ``L`` entries of the batch ``1 / L``: long trajectories
-            count more. ``"trajectory_mean"`` gives each of the ``N`` packed trajectories ``1 / N``, shared
-            equally among its entries. Either way the sum is 1.
-    """
-
-    normalize: Literal["token_mean", "trajectory_mean"] = "token_mean"
+__all__ = ["LossWeightRule", "PackingPlan", "plan_packing"]
 
 
 class _Unit(NamedTuple):
@@ -61,6 +51,7 @@ class PackingPlan:
         records: list[TrajectoryRecord],
         advantages: np.ndarray,
         group_ids: tuple[str, ...],
+        groups: np.ndarray,
         loss_weight: LossWeightRule,
         excluded: dict[str, int],
     ) -> None:
@@ -70,7 +61,8 @@ class PackingPlan:
         self._lengths = np.array([len(part.exchange.completion_ids) for part in targets], np.int64)
         self._records = np.array([part.record for part in targets], np.int64)
         self._advantages = advantages
-        self._weights = _record_weights(self._records, self._lengths, len(records), loss_weight)
+        entry_counts = np.bincount(self._records, self._lengths, minlength=len(records))
+        self._weights = record_weights(entry_counts, groups, loss_weight)
         token_counts = [sum(unit.forest.size for unit in row) for row in rows]
         loss_counts = [
             sum(
@@ -190,6 +182,7 @@ def plan_packing(
         records,
         np.array([value for group in scored for value in group.advantages], np.float64),
         tuple(group.group_id for group in scored),
+        np.repeat(np.arange(len(scored)), np.array([len(group.records) for group in scored], np.int64)),
         loss_weight,
         excluded,
     )
@@ -263,14 +256,6 @@ def _merged(units: list[_Unit], records: list[TrajectoryRecord]) -> list[_Unit]:
     )
     ordered = [sequences[index] for index in parts.order.tolist()]
     return [_Unit(build_forest(parts, 0, len(ordered)), ordered)]
-
-
-def _record_weights(records: np.ndarray, lengths: np.ndarray, count: int, rule: LossWeightRule) -> np.ndarray:
-    """float64 ``[count]``: the weight of each entry of each record."""
-    entries = np.bincount(records, lengths, minlength=count) if count else np.zeros(0)
-    if rule.normalize == "token_mean":
-        return np.full(count, 1.0 / max(entries.sum(), 1.0))
-    return 1.0 / (count * entries)
 
 
 def _routes_layout(rows: list[list[_Unit]]) -> tuple[str, tuple[int, ...]] | None:
