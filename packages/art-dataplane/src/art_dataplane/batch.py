@@ -5,7 +5,7 @@ Names, dtypes and shapes of its tensors are listed at :class:`PackedBatch`.
 
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -30,8 +30,17 @@ TENSOR_DTYPES: Mapping[str, tuple[str, ...]] = {
     "row_offsets": ("int32",),
     "loss_row_offsets": ("int32",),
     "routes": ("uint8", "uint16"),
+    "loss_reference_logprob": ("float32",),
+    "loss_kl_weight": ("float32",),
 }
-"""Which tensors a batch may have and their dtypes; all but ``routes`` are always there."""
+"""Which tensors a batch may have and their dtypes; all but :data:`OPTIONAL_TENSORS` are always there."""
+
+OPTIONAL_TENSORS = frozenset({"routes", "loss_reference_logprob", "loss_kl_weight"})
+"""There when routes were captured, and when a reference policy is used."""
+
+Objective = Literal["rl", "sft"]
+"""What a batch is for: ``"rl"`` has advantages and the log-probs of the policy that sampled; in ``"sft"`` each
+target has the advantage 1, and ``loss_old_logprob`` and ``loss_version`` are 0 and without meaning."""
 
 
 class PackingCounts(msgspec.Struct, frozen=True):
@@ -66,6 +75,27 @@ class PackingCounts(msgspec.Struct, frozen=True):
     truncated_records: int = 0
 
 
+class PackingTiming(msgspec.Struct, frozen=True):
+    """How long each stage took, in seconds by one monotonic clock.
+
+    Args:
+        fetch_s: fetching the records from their owners.
+        plan_s: scoring the records and planning what goes where.
+        write_s: writing the batch into its segment.
+        context_s: planning the token ranges of context-parallel ranks; 0 when that was not asked for.
+    """
+
+    fetch_s: float
+    plan_s: float
+    write_s: float
+    context_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All stages together."""
+        return self.fetch_s + self.plan_s + self.write_s + self.context_s
+
+
 class PackedBatchRef(msgspec.Struct, frozen=True):
     """Names one packed batch; travels in its place.
 
@@ -84,6 +114,12 @@ class PackedBatchRef(msgspec.Struct, frozen=True):
         record_ids: the packed records; ``loss_record`` is an index into them.
         group_ids: the groups that they are of.
         policy_version: the version that the step starts from.
+        objective: what the batch is for; see :data:`Objective`.
+        adapter_generations: names of the durable generations of adapters that sampled a packed record,
+            ascending, each once; records of adapters without one add nothing.
+        selection_lease: the queue's lease under which the records were taken; to be released as consumed when
+            the step with the batch is done.
+        timing: how long packing took.
     """
 
     batch_id: str
@@ -99,6 +135,10 @@ class PackedBatchRef(msgspec.Struct, frozen=True):
     record_ids: tuple[str, ...]
     group_ids: tuple[str, ...]
     policy_version: int | None = None
+    objective: Objective = "rl"
+    adapter_generations: tuple[str, ...] = ()
+    selection_lease: Lease | None = None
+    timing: PackingTiming | None = None
 
 
 class BatchTensors(Mapping[str, np.ndarray]):
@@ -157,6 +197,8 @@ class PackedBatch:
     | row_offsets | int32 ``[R + 1]`` | where each row's tokens begin, and the number of tokens |
     | loss_row_offsets | int32 ``[R + 1]`` | the same for loss entries |
     | routes | uint8 or uint16 ``[T, layers, topk]`` | experts of each token, when they were captured |
+    | loss_reference_logprob | float32 ``[L]`` | log-prob under the reference policy, if one is used |
+    | loss_kl_weight | float32 ``[L]`` | how much the divergence from it costs in the loss, if it does |
     """
 
     def __init__(self, ref: PackedBatchRef, mapped: MappedBytes) -> None:
@@ -251,6 +293,16 @@ class PackedBatch:
         return self._tensors.get("routes")
 
     @property
+    def loss_reference_logprob(self) -> np.ndarray | None:
+        """float32 ``[L]``: log-probs of the targets under the reference policy; None without one."""
+        return self._tensors.get("loss_reference_logprob")
+
+    @property
+    def loss_kl_weight(self) -> np.ndarray | None:
+        """float32 ``[L]``: what the divergence of each entry costs in the loss; None when nothing."""
+        return self._tensors.get("loss_kl_weight")
+
+    @property
     def row_count(self) -> int:
         """The number of rows."""
         return len(self.row_offsets) - 1
@@ -319,7 +371,7 @@ def view_tensors(specs: tuple[TensorSpec, ...], buffer: memoryview) -> dict[str,
 
 
 def _check_tensors(ref: PackedBatchRef, tensors: BatchTensors) -> None:
-    missing = TENSOR_DTYPES.keys() - tensors.keys() - {"routes"}
+    missing = TENSOR_DTYPES.keys() - tensors.keys() - OPTIONAL_TENSORS
     if missing:
         raise BatchError(f"batch {ref.batch_id} lacks the tensors {', '.join(sorted(missing))}")
     for name, array in tensors.items():

@@ -33,6 +33,10 @@ class PackingError(DataPlaneError, ValueError):
     """A selection cannot be packed as asked."""
 
 
+class LookaheadError(DataPlaneError):
+    """A batch could not be prepared ahead (its cause is the ``__cause__``), or the lookahead was closed."""
+
+
 class ShmError(DataPlaneError):
     """A shared-memory segment is missing, malformed or used against its state."""
 

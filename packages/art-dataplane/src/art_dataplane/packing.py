@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from art_dataplane.advantages import AdvantageRule
-from art_dataplane.batch import PackedBatchRef, PackingCounts
+from art_dataplane.batch import PackedBatchRef, PackingCounts, PackingTiming
 from art_dataplane.fetching import fetch_groups
 from art_dataplane.packing_plan import LossWeightRule, plan_packing
 from art_dataplane.queue import Selection
@@ -52,20 +52,6 @@ class PackingRequest(msgspec.Struct, frozen=True):
     loss_weight: LossWeightRule = LossWeightRule()
     holder: str = "trainer"
     lease_s: float = 600.0
-
-
-class PackingTiming(msgspec.Struct, frozen=True):
-    """How long each step took.
-
-    Args:
-        fetch_s: fetching the records from their owners, in seconds.
-        plan_s: planning what goes where, in seconds.
-        write_s: writing the batch into its segment, in seconds.
-    """
-
-    fetch_s: float
-    plan_s: float
-    write_s: float
 
 
 class PackingResult(msgspec.Struct, frozen=True):

@@ -51,6 +51,8 @@ class TokenRecord(msgspec.Struct, frozen=True, eq=False):
         adapter_generation: name of the durable generation of the adapter, when it came from one.
         finish_reason: as OpenAI's.
         routes: for MoE, when captured.
+        reference_logprobs: float32 ``[C]``, when they were computed: natural logarithm of the completion
+            tokens under a reference policy, at the same temperature (see :class:`art_dataplane.KlRule`).
     """
 
     prompt_ids: np.ndarray
@@ -63,6 +65,7 @@ class TokenRecord(msgspec.Struct, frozen=True, eq=False):
     adapter_generation: str | None = None
     finish_reason: str | None = None
     routes: RouteBlock | None = None
+    reference_logprobs: np.ndarray | None = None
 
     def validate(self) -> None:
         """Checks everything that does not need the model.
@@ -88,13 +91,15 @@ class TokenRecord(msgspec.Struct, frozen=True, eq=False):
                 raise RecordError(
                     f"{name}[{int(ids.argmin())}] is {int(ids.min())}; token ids are never negative"
                 )
-        wrong = ~(np.isfinite(self.logprobs) & (self.logprobs <= LOGPROB_TOLERANCE))
-        if wrong.any():
-            index = int(wrong.argmax())
-            raise RecordError(
-                f"logprobs[{index}] is {self.logprobs[index]}; a sampled token has a finite log-prob of at "
-                "most 0"
-            )
+        _check_logprobs("logprobs", self.logprobs)
+        if self.reference_logprobs is not None:
+            _check_array("reference_logprobs", self.reference_logprobs, "float32")
+            if len(self.reference_logprobs) != completion_count:
+                raise RecordError(
+                    f"{len(self.reference_logprobs)} reference log-probs for {completion_count} completion "
+                    "tokens; there must be one each, or none at all"
+                )
+            _check_logprobs("reference_logprobs", self.reference_logprobs)
         _check_spans("prompt_spans", self.prompt_spans, prompt_count)
         _check_spans("completion_spans", self.completion_spans, completion_count)
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -262,6 +267,15 @@ def _check_array(name: str, array: np.ndarray, dtype: str) -> None:
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.name != dtype:
         found = f"{array.dtype.name} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
         raise RecordError(f"{name} must be a NumPy array {dtype} of one dimension, not {found}")
+
+
+def _check_logprobs(name: str, logprobs: np.ndarray) -> None:
+    wrong = ~(np.isfinite(logprobs) & (logprobs <= LOGPROB_TOLERANCE))
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise RecordError(
+            f"{name}[{index}] is {logprobs[index]}; a sampled token has a finite log-prob of at most 0"
+        )
 
 
 def _check_spans(name: str, spans: tuple[VersionSpan, ...], count: int) -> None:
