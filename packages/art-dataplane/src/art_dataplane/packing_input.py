@@ -9,6 +9,7 @@ import numpy as np
 
 from art_dataplane.errors import PackingError
 from art_dataplane.records import TokenRecord, TrajectoryRecord, branches
+from art_dataplane.routes import SequenceRoutes
 
 
 class Targets(NamedTuple):
@@ -20,11 +21,11 @@ class Targets(NamedTuple):
 
 
 class TokenSequence(NamedTuple):
-    """``tokens`` int32 ``[n]`` to compute, what they predict, and ``routes`` ``[n, layers, topk]`` if any."""
+    """``tokens`` int32 ``[n]`` to compute, what they predict, and their ``routes`` if any."""
 
     tokens: np.ndarray
     targets: list[Targets]
-    routes: np.ndarray | None
+    routes: SequenceRoutes | None
 
 
 def sequences_of(record: TrajectoryRecord, index: int) -> list[TokenSequence]:
@@ -45,16 +46,13 @@ def sequences_of(record: TrajectoryRecord, index: int) -> list[TokenSequence]:
     return sequences
 
 
-def _routes_of(record: TrajectoryRecord, exchanges: list[TokenRecord], count: int) -> np.ndarray | None:
+def _routes_of(record: TrajectoryRecord, exchanges: list[TokenRecord], count: int) -> SequenceRoutes | None:
     """Routes of a sequence's tokens, each from the exchange of the chain in which the token came up first."""
     blocks = [exchange.routes.experts for exchange in exchanges if exchange.routes is not None]
     if not blocks:
         return None
-    if len(blocks) != len(exchanges) or len({(block.dtype, block.shape[1:]) for block in blocks}) != 1:
+    if len(blocks) != len(exchanges):
         raise PackingError(
-            f"record {record.record_id} has routes in {len(blocks)} of {len(exchanges)} exchanges, or of "
-            "several shapes"
+            f"record {record.record_id} has routes in {len(blocks)} of {len(exchanges)} exchanges of a branch"
         )
-    ends = [0, *(len(block) for block in blocks)]
-    parts = [block[begin:] for block, begin in zip(blocks, ends, strict=False)]
-    return np.concatenate(parts)[:count]
+    return SequenceRoutes.of_chain(blocks, count, record.record_id)

@@ -27,6 +27,7 @@ from art_dataplane.prefix_forest import (
     write_forest,
 )
 from art_dataplane.records import TrajectoryRecord, logical_token_count
+from art_dataplane.routes import RoutePlan
 from art_dataplane.scoring import check_records, score_groups
 
 __all__ = ["LossWeightRule", "PackingPlan", "plan_packing"]
@@ -75,7 +76,7 @@ class PackingPlan:
         ]
         self._row_offsets = np.concatenate(([0], np.cumsum(token_counts, dtype=np.int64)))
         self._loss_row_offsets = np.concatenate(([0], np.cumsum(loss_counts, dtype=np.int64)))
-        routes = _routes_layout(rows)
+        self._routes = _place_routes(rows)
         self.record_ids: tuple[str, ...] = tuple(record.record_id for record in records)
         self.group_ids = group_ids
         self.versions: tuple[int, ...] = tuple(
@@ -93,7 +94,7 @@ class PackingPlan:
             ),
             **excluded,
         )
-        self.tensors, self.byte_count = _layout(self.counts, routes)
+        self.tensors, self.byte_count = _layout(self.counts, self._routes)
 
     def write(self, buffer: memoryview) -> None:
         """Writes all tensors into ``buffer``, which has at least ``byte_count`` bytes.
@@ -105,6 +106,8 @@ class PackingPlan:
         out["row_offsets"][:] = self._row_offsets
         out["loss_row_offsets"][:] = self._loss_row_offsets
         self._write_tokens(out)
+        if self._routes is not None:
+            self._routes.write(out["routes"])
         if not self._targets:
             return
         exchanges = [part.exchange for part in self._targets]
@@ -136,8 +139,6 @@ class PackingPlan:
                     base,
                 )
                 loss = _write_sources(unit, out["loss_source"], loss, base)
-                if "routes" in out:
-                    _write_routes(unit, out["routes"][part])
                 token += unit.forest.size
                 base += unit.forest.size
 
@@ -258,23 +259,30 @@ def _merged(units: list[_Unit], records: list[TrajectoryRecord]) -> list[_Unit]:
     return [_Unit(build_forest(parts, 0, len(ordered)), ordered)]
 
 
-def _routes_layout(rows: list[list[_Unit]]) -> tuple[str, tuple[int, ...]] | None:
-    routes = [sequence.routes for row in rows for unit in row for sequence in unit.sequences]
-    present = [block for block in routes if block is not None]
+def _place_routes(rows: list[list[_Unit]]) -> RoutePlan | None:
+    """Where the routes of each sequence's own tokens go; None when no sequence has routes."""
+    present = [
+        each.routes for row in rows for unit in row for each in unit.sequences if each.routes is not None
+    ]
     if not present:
         return None
-    layouts = {(block.dtype.name, block.shape[1:]) for block in present}
-    if len(present) != len(routes) or len(layouts) != 1:
+    count = sum(len(unit.sequences) for row in rows for unit in row)
+    layouts = {(routes.dtype.name, routes.shape[1:]) for routes in present}
+    if len(present) != count or len(layouts) != 1:
         raise PackingError(
-            f"{len(present)} of {len(routes)} sequences have routes, of the layouts {sorted(layouts)}; all "
-            "need the same"
+            f"{len(present)} of {count} sequences have routes, of the layouts {sorted(layouts)}; all need "
+            "the same"
         )
-    return layouts.pop()
+    plan = RoutePlan(present[0].dtype, *present[0].shape[1:])
+    for unit in (unit for row in rows for unit in row):
+        shared, lengths = unit.forest.shared.tolist(), unit.forest.lengths.tolist()
+        for sequence, begin, end in zip(unit.sequences, shared, lengths, strict=True):
+            if sequence.routes is not None:
+                plan.place(sequence.routes, begin, end)
+    return plan
 
 
-def _layout(
-    counts: PackingCounts, routes: tuple[str, tuple[int, ...]] | None
-) -> tuple[tuple[TensorSpec, ...], int]:
+def _layout(counts: PackingCounts, routes: RoutePlan | None) -> tuple[tuple[TensorSpec, ...], int]:
     tokens, entries, rows = (counts.physical_tokens,), (counts.loss_entries,), (counts.row_count + 1,)
     tensors: list[tuple[str, str, tuple[int, ...]]] = [
         ("token_ids", "int32", tokens),
@@ -292,7 +300,7 @@ def _layout(
         ("loss_row_offsets", "int32", rows),
     ]
     if routes is not None:
-        tensors.append(("routes", routes[0], (counts.physical_tokens, *routes[1])))
+        tensors.append(("routes", routes.dtype.name, routes.shape))
     return lay_out(tensors)
 
 
@@ -310,11 +318,3 @@ def _write_sources(unit: _Unit, out: np.ndarray, end: int, base: int) -> int:
             out[end : end + count] = path[part.first : part.first + count]
             end += count
     return end
-
-
-def _write_routes(unit: _Unit, out: np.ndarray) -> None:
-    forest = unit.forest
-    shared, lengths, starts = forest.shared.tolist(), forest.lengths.tolist(), forest.start.tolist()
-    for sequence, depth, length, start in zip(unit.sequences, shared, lengths, starts, strict=True):
-        if sequence.routes is not None:
-            out[start : start + length - depth] = sequence.routes[depth:]
