@@ -48,6 +48,11 @@ class Reservation:
         self._buffer = memoryview(mapping)[:byte_count]
 
     @property
+    def name(self) -> str:
+        """Of the segment."""
+        return self._name
+
+    @property
     def byte_count(self) -> int:
         """How many bytes were asked for."""
         return self._byte_count
