@@ -58,7 +58,7 @@ def build_record(
     if exchanges is None:
         exchanges = [build_exchange([1, 2, 3], [4, 5])]
     error = RolloutError("ValueError", "the environment broke") if failed else None
-    return TrajectoryRecord(record_id, group_id, tuple(exchanges), reward, error=error)
+    return TrajectoryRecord(record_id, group_id, tuple(exchanges), None if failed else reward, error=error)
 
 
 @pytest.fixture(scope="session")

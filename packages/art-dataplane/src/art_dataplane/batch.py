@@ -39,8 +39,8 @@ OPTIONAL_TENSORS = frozenset({"routes", "loss_reference_logprob", "loss_kl_weigh
 """There when routes were captured, and when a reference policy is used."""
 
 Objective = Literal["rl", "sft"]
-"""What a batch is for: ``"rl"`` has advantages and the log-probs of the policy that sampled; in ``"sft"`` each
-target has the advantage 1, and ``loss_old_logprob`` and ``loss_version`` are 0 and without meaning."""
+"""What a batch is for: ``"rl"`` has advantages and the log-probs of the policy that sampled; with ``"sft"``
+each target has the advantage 1, and ``loss_old_logprob`` and ``loss_version`` are 0 and without meaning."""
 
 
 class PackingCounts(msgspec.Struct, frozen=True):

@@ -81,6 +81,6 @@ def record_weights(entry_counts: np.ndarray, groups: np.ndarray, rule: LossWeigh
         return 1.0 / (len(counts) * counts)
     if rule.normalize == "group_mean":
         totals = np.bincount(groups, weights=counts)
-        return 1.0 / (np.count_nonzero(totals) * totals[groups])
+        return np.asarray(1.0 / (np.count_nonzero(totals) * totals[groups]))
     assert rule.constant_length is not None
     return np.full(len(counts), 1.0 / (len(counts) * rule.constant_length))

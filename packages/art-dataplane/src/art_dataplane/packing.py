@@ -21,13 +21,17 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from art_dataplane.advantages import AdvantageRule
-from art_dataplane.batch import PackedBatchRef, PackingCounts, PackingTiming
+from art_dataplane.batch import Objective, PackedBatchRef, PackingCounts, PackingTiming
 from art_dataplane.fetching import fetch_groups
+from art_dataplane.kl import KlRule
+from art_dataplane.leases import Lease
 from art_dataplane.packing_plan import LossWeightRule, plan_packing
 from art_dataplane.queue import Selection
 from art_dataplane.records import TrajectoryRecord
 from art_dataplane.shm import ShmSegmentStore
 from art_dataplane.store import RecordOwner
+
+__all__ = ["PackingRequest", "PackingResult", "PackingTiming", "pack", "pack_selection"]
 
 
 class PackingRequest(msgspec.Struct, frozen=True):
@@ -42,6 +46,8 @@ class PackingRequest(msgspec.Struct, frozen=True):
         loss_weight: see :class:`LossWeightRule`.
         holder: who gets the batch's lease.
         lease_s: for how many seconds.
+        kl: see :class:`KlRule`.
+        objective: ``"sft"`` gives every target the advantage 1; see :data:`~art_dataplane.batch.Objective`.
     """
 
     selection: Selection
@@ -52,6 +58,18 @@ class PackingRequest(msgspec.Struct, frozen=True):
     loss_weight: LossWeightRule = LossWeightRule()
     holder: str = "trainer"
     lease_s: float = 600.0
+    kl: KlRule = KlRule()
+    objective: Objective = "rl"
+
+    @property
+    def record_ids(self) -> tuple[str, ...]:
+        """The records asked for, group after group."""
+        return tuple(ref.record_id for ref in self.selection.refs)
+
+    @property
+    def group_ids(self) -> tuple[str, ...]:
+        """The groups asked for, each once."""
+        return tuple(dict.fromkeys(ref.group_id for ref in self.selection.refs))
 
 
 class PackingResult(msgspec.Struct, frozen=True):
@@ -61,11 +79,16 @@ class PackingResult(msgspec.Struct, frozen=True):
         ref: the batch; None when there is nothing to train on.
         counts: how much was packed, and what was left out and why (no variance, failed, no targets).
         timing: how long it took.
+        ticket: of the request.
+        selection_lease: the queue's lease under which the records were taken; to be released whatever became
+            of them.
     """
 
     ref: PackedBatchRef | None
     counts: PackingCounts
     timing: PackingTiming
+    ticket: int = 0
+    selection_lease: Lease | None = None
 
 
 async def pack_selection(
@@ -127,13 +150,17 @@ def pack(
         policy_version=request.policy_version,
         advantage=request.advantage,
         loss_weight=request.loss_weight,
+        kl=request.kl,
+        objective=request.objective,
     )
     planned = time.monotonic()
+    timing = PackingTiming(fetch_s, planned - started, 0.0)
     if plan.counts.loss_entries == 0:
-        return PackingResult(None, plan.counts, PackingTiming(fetch_s, planned - started, 0.0))
+        return PackingResult(None, plan.counts, timing, request.ticket, request.selection.lease)
     with segments.reserve(plan.byte_count) as reservation:
         plan.write(reservation.buffer)
         location = reservation.commit()
+    timing = msgspec.structs.replace(timing, write_s=time.monotonic() - planned)
     ref = PackedBatchRef(
         batch_id=f"batch-{request.ticket:08d}-{secrets.token_hex(4)}",
         owner=owner,
@@ -148,6 +175,24 @@ def pack(
         record_ids=plan.record_ids,
         group_ids=plan.group_ids,
         policy_version=request.policy_version,
+        objective=request.objective,
+        adapter_generations=_adapter_generations(groups, plan.record_ids),
+        selection_lease=request.selection.lease,
+        timing=timing,
     )
-    timing = PackingTiming(fetch_s, planned - started, time.monotonic() - planned)
-    return PackingResult(ref, plan.counts, timing)
+    return PackingResult(ref, plan.counts, timing, request.ticket, request.selection.lease)
+
+
+def _adapter_generations(
+    groups: Sequence[Sequence[TrajectoryRecord]], record_ids: tuple[str, ...]
+) -> tuple[str, ...]:
+    packed = set(record_ids)
+    exchanges = (
+        exchange
+        for group in groups
+        for record in group
+        if record.record_id in packed
+        for exchange in record.exchanges
+    )
+    names = {exchange.adapter_generation for exchange in exchanges if len(exchange.completion_ids)}
+    return tuple(sorted(name for name in names if name is not None))

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from art_dataplane.advantages import AdvantageRule
-from art_dataplane.batch import PackingCounts, view_tensors
+from art_dataplane.advantages import AdvantageRule, batch_advantages
+from art_dataplane.batch import Objective, PackingCounts, view_tensors
 from art_dataplane.errors import PackingError
+from art_dataplane.kl import KlRule, charged_advantages, reference_logprobs
 from art_dataplane.locations import TensorSpec, lay_out
 from art_dataplane.loss_weights import LossWeightRule, record_weights
 from art_dataplane.packing_input import TokenSequence, sequences_of
@@ -51,9 +52,11 @@ class PackingPlan:
         rows: list[list[_Unit]],
         records: list[TrajectoryRecord],
         advantages: np.ndarray,
+        rule: AdvantageRule,
         group_ids: tuple[str, ...],
         groups: np.ndarray,
         loss_weight: LossWeightRule,
+        kl: KlRule,
         excluded: dict[str, int],
     ) -> None:
         self._rows = rows
@@ -61,9 +64,10 @@ class PackingPlan:
         self._targets = targets
         self._lengths = np.array([len(part.exchange.completion_ids) for part in targets], np.int64)
         self._records = np.array([part.record for part in targets], np.int64)
-        self._advantages = advantages
+        self._kl = kl
         entry_counts = np.bincount(self._records, self._lengths, minlength=len(records))
         self._weights = record_weights(entry_counts, groups, loss_weight)
+        self._advantages = batch_advantages(advantages, self._weights * entry_counts, rule)
         token_counts = [sum(unit.forest.size for unit in row) for row in rows]
         loss_counts = [
             sum(
@@ -94,7 +98,7 @@ class PackingPlan:
             ),
             **excluded,
         )
-        self.tensors, self.byte_count = _layout(self.counts, self._routes)
+        self.tensors, self.byte_count = _layout(self.counts, self._routes, kl)
 
     def write(self, buffer: memoryview) -> None:
         """Writes all tensors into ``buffer``, which has at least ``byte_count`` bytes.
@@ -115,8 +119,18 @@ class PackingPlan:
         np.concatenate([exchange.logprobs for exchange in exchanges], out=out["loss_old_logprob"])
         entry_records = np.repeat(self._records, self._lengths)
         out["loss_record"][:] = entry_records
-        out["loss_advantage"][:] = self._advantages[entry_records]
-        out["loss_weight"][:] = self._weights[entry_records]
+        weights, advantages = self._weights[entry_records], self._advantages[entry_records]
+        if self._kl.coefficient:
+            reference = reference_logprobs(exchanges)
+            out["loss_reference_logprob"][:] = reference
+            if self._kl.place == "advantage":
+                advantages = charged_advantages(
+                    advantages, weights, out["loss_old_logprob"], reference, self._kl.coefficient
+                )
+            elif self._kl.place == "loss":
+                out["loss_kl_weight"][:] = self._kl.coefficient * weights
+        out["loss_advantage"][:] = advantages
+        out["loss_weight"][:] = weights
         out["loss_temperature"][:] = np.repeat(
             [exchange.temperature for exchange in exchanges], self._lengths
         )
@@ -150,6 +164,8 @@ def plan_packing(
     policy_version: int,
     advantage: AdvantageRule = AdvantageRule(),  # noqa: B008 - frozen
     loss_weight: LossWeightRule = LossWeightRule(),  # noqa: B008 - frozen
+    kl: KlRule = KlRule(),  # noqa: B008 - frozen
+    objective: Objective = "rl",
 ) -> PackingPlan:
     """Decides what goes where. The plan refers to the records' arrays, it copies none of them.
 
@@ -159,6 +175,8 @@ def plan_packing(
         policy_version: the version that the step starts from.
         advantage: how rewards become advantages.
         loss_weight: how much each entry counts.
+        kl: what a divergence from a reference policy costs.
+        objective: with ``"sft"`` every target has the advantage 1.
 
     Raises:
         PackingError: a trajectory does not fit into a row, a record is invalid, of another group, there
@@ -170,7 +188,7 @@ def plan_packing(
             f"packed_sequence_length is {packed_sequence_length}; a row needs at least one token"
         )
     check_records(groups, policy_version)
-    scored, excluded = score_groups(groups, advantage)
+    scored, excluded = score_groups(groups, advantage, kl, objective)
     records = [record for group in scored for record in group.records]
     units: list[_Unit] = []
     first = 0
@@ -182,9 +200,11 @@ def plan_packing(
         [_merged([units[index] for index in row], records) for row in rows],
         records,
         np.array([value for group in scored for value in group.advantages], np.float64),
+        advantage if objective == "rl" else AdvantageRule(),
         tuple(group.group_id for group in scored),
         np.repeat(np.arange(len(scored)), np.array([len(group.records) for group in scored], np.int64)),
         loss_weight,
+        kl,
         excluded,
     )
 
@@ -282,7 +302,9 @@ def _place_routes(rows: list[list[_Unit]]) -> RoutePlan | None:
     return plan
 
 
-def _layout(counts: PackingCounts, routes: RoutePlan | None) -> tuple[tuple[TensorSpec, ...], int]:
+def _layout(
+    counts: PackingCounts, routes: RoutePlan | None, kl: KlRule
+) -> tuple[tuple[TensorSpec, ...], int]:
     tokens, entries, rows = (counts.physical_tokens,), (counts.loss_entries,), (counts.row_count + 1,)
     tensors: list[tuple[str, str, tuple[int, ...]]] = [
         ("token_ids", "int32", tokens),
@@ -299,6 +321,7 @@ def _layout(counts: PackingCounts, routes: RoutePlan | None) -> tuple[tuple[Tens
         ("row_offsets", "int32", rows),
         ("loss_row_offsets", "int32", rows),
     ]
+    tensors += [(name, "float32", entries) for name in kl.tensors]
     if routes is not None:
         tensors.append(("routes", routes.dtype.name, routes.shape))
     return lay_out(tensors)
