@@ -68,6 +68,7 @@ class StreamLocation(msgspec.Struct, frozen=True, tag="stream"):
         byte_count: how many bytes.
         secret: 32 random bytes of this transfer alone. It proves both ends to each other and keys the MAC; it
             never crosses the stream, and is not part of the text of this struct.
+        mac: what authenticates the bytes, one of :data:`art_dataplane.stream_mac.MAC_NAMES`.
     """
 
     host: str
@@ -75,12 +76,13 @@ class StreamLocation(msgspec.Struct, frozen=True, tag="stream"):
     transfer_id: str
     byte_count: int
     secret: bytes
+    mac: str = "hmac-sha256"
 
     def __repr__(self) -> str:
         """Everything but the secret."""
         return (
             f"StreamLocation(host={self.host!r}, port={self.port}, transfer_id={self.transfer_id!r}, "
-            f"byte_count={self.byte_count})"
+            f"byte_count={self.byte_count}, mac={self.mac!r})"
         )
 
 
