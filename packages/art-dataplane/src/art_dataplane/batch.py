@@ -10,6 +10,7 @@ from typing import Literal, Protocol, Self
 import msgspec
 import numpy as np
 
+from art_dataplane.context_plan import ContextPlan
 from art_dataplane.errors import BatchClosedError, BatchError, DataPlaneError
 from art_dataplane.leases import Lease
 from art_dataplane.locations import Location, TensorSpec, check_layout
@@ -120,6 +121,7 @@ class PackedBatchRef(msgspec.Struct, frozen=True):
         selection_lease: the queue's lease under which the records were taken; to be released as consumed when
             the step with the batch is done.
         timing: how long packing took.
+        context: for each row how context-parallel ranks share it; empty when that was not asked for.
     """
 
     batch_id: str
@@ -139,6 +141,7 @@ class PackedBatchRef(msgspec.Struct, frozen=True):
     adapter_generations: tuple[str, ...] = ()
     selection_lease: Lease | None = None
     timing: PackingTiming | None = None
+    context: tuple[ContextPlan, ...] = ()
 
 
 class BatchTensors(Mapping[str, np.ndarray]):

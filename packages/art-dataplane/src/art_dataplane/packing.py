@@ -21,11 +21,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from art_dataplane.advantages import AdvantageRule
-from art_dataplane.batch import Objective, PackedBatchRef, PackingCounts, PackingTiming
+from art_dataplane.batch import Objective, PackedBatchRef, PackingCounts, PackingTiming, view_tensors
+from art_dataplane.context_plan import ContextPlan, ContextRule, plan_rows
 from art_dataplane.fetching import fetch_groups
 from art_dataplane.kl import KlRule
 from art_dataplane.leases import Lease
-from art_dataplane.packing_plan import LossWeightRule, plan_packing
+from art_dataplane.packing_plan import LossWeightRule, PackingPlan, plan_packing
 from art_dataplane.queue import Selection
 from art_dataplane.records import TrajectoryRecord
 from art_dataplane.shm import ShmSegmentStore
@@ -48,6 +49,7 @@ class PackingRequest(msgspec.Struct, frozen=True):
         lease_s: for how many seconds.
         kl: see :class:`KlRule`.
         objective: ``"sft"`` gives every target the advantage 1; see :data:`~art_dataplane.batch.Objective`.
+        context: how rows are split over context-parallel ranks; None leaves that out.
     """
 
     selection: Selection
@@ -60,6 +62,7 @@ class PackingRequest(msgspec.Struct, frozen=True):
     lease_s: float = 600.0
     kl: KlRule = KlRule()
     objective: Objective = "rl"
+    context: ContextRule | None = None
 
     @property
     def record_ids(self) -> tuple[str, ...]:
@@ -159,8 +162,10 @@ def pack(
         return PackingResult(None, plan.counts, timing, request.ticket, request.selection.lease)
     with segments.reserve(plan.byte_count) as reservation:
         plan.write(reservation.buffer)
+        written = time.monotonic()
+        context = _plan_context(plan, reservation.buffer, request.context)
         location = reservation.commit()
-    timing = msgspec.structs.replace(timing, write_s=time.monotonic() - planned)
+    timing = PackingTiming(fetch_s, planned - started, written - planned, time.monotonic() - written)
     ref = PackedBatchRef(
         batch_id=f"batch-{request.ticket:08d}-{secrets.token_hex(4)}",
         owner=owner,
@@ -179,8 +184,16 @@ def pack(
         adapter_generations=_adapter_generations(groups, plan.record_ids),
         selection_lease=request.selection.lease,
         timing=timing,
+        context=context,
     )
     return PackingResult(ref, plan.counts, timing, request.ticket, request.selection.lease)
+
+
+def _plan_context(plan: PackingPlan, buffer: memoryview, rule: ContextRule | None) -> tuple[ContextPlan, ...]:
+    if rule is None:
+        return ()
+    written = view_tensors(plan.tensors, buffer)
+    return plan_rows(written["position_ids"], written["subtree_end"], written["row_offsets"], rule)
 
 
 def _adapter_generations(
