@@ -98,7 +98,7 @@ def test_a_reference_says_what_the_controller_needs_and_carries_no_tokens(exchan
 
 def test_the_reference_to_a_failed_rollout_is_not_ok_and_has_no_reward(record):
     ref = trajectory_ref(record(reward=3.0, failed=True, exchanges=[]), "w")
-    assert (ref.ok, ref.reward, ref.min_version, ref.token_count) == (False, 0.0, 0, 0)
+    assert (ref.ok, ref.reward, ref.min_version, ref.token_count) == (False, None, 0, 0)
 
 
 @pytest.mark.parametrize(("write", "read"), [(encode, decode), (encode_json, decode_json)])

@@ -2,109 +2,48 @@
 
 What always holds:
 
-- Groups, records and bytes held (waiting and leased) never exceed the limits; a lower limit set by
-  :meth:`TrajectoryQueue.resize` only stops puts until enough was consumed.
+- Groups, records and bytes that are held (waiting and leased) or reserved never exceed the limits; lower
+  limits set by :meth:`TrajectoryQueue.resize` only stop puts until enough was consumed.
 - A group is waiting, under exactly one lease, or gone. It goes only when a lease in force is released as
-  consumed.
-- A lease that expired gives its groups back at the place where they were; its release is then refused.
+  consumed, or when the queue is closed.
+- A lease that expired, or whose holder died, gives its groups back at the place where they were; its release
+  is then refused.
+- A group that lost records (its owner died) is never handed out to be trained on, and never vanishes: it
+  waits to be handed out as lost, with what is gone and why.
+- Whoever waits is told at once when what was asked for can never come.
 
 So a group is trained on at most once if its lease is released as consumed before the training step, and if
 what a refused release stood for is thrown away. One event loop uses a queue.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
 
 import msgspec
 
-from art_dataplane.errors import DeadlineError, QueueError
-from art_dataplane.leases import Lease, LeaseTable, Outcome
-from art_dataplane.records import TrajectoryRef
+from art_dataplane.bounds import Amount, Ledger
+from art_dataplane.errors import (
+    DeadlineError,
+    LeaseError,
+    OwnerDiedError,
+    QueueClosedError,
+    QueueError,
+    RecordError,
+    StaleResizeError,
+    UnsatisfiableError,
+)
+from art_dataplane.leases import Ended, Lease, LeaseTable, Outcome
+from art_dataplane.processes import ProcessIdentity
+from art_dataplane.records import LostGroup, TrajectoryRef
+from art_dataplane.selection import QueueLimits, QueueStats, Selection, SelectionRule
 from art_dataplane.waiting import Signal
 
+__all__ = ["QueueLimits", "QueueStats", "Selection", "SelectionRule", "TrajectoryQueue"]
+
 FENCES_PER_EPOCH = 1 << 32
-
-
-class QueueLimits(msgspec.Struct, frozen=True):
-    """Bounds on what a queue holds, waiting and leased, each at least 1.
-
-    Args:
-        groups: groups of trajectories.
-        records: records in all groups.
-        byte_count: bytes of these records' MessagePack, which their owners hold.
-    """
-
-    groups: int
-    records: int
-    byte_count: int
-
-
-class SelectionRule(msgspec.Struct, frozen=True):
-    """Which groups to take.
-
-    Args:
-        order: the group that was put first, or last.
-        oldest_version: groups with a trainable record that has tokens of an older policy version are stale.
-    """
-
-    order: Literal["oldest", "newest"] = "oldest"
-    oldest_version: int = 0
-
-
-class Selection(msgspec.Struct, frozen=True):
-    """Groups under one lease.
-
-    Args:
-        groups: references, group by group. Failed records (``ok`` is False) are part of their groups, so that
-            nobody loses them unseen.
-        lease: on all the groups.
-        stale: the groups are too old by the rule: to be released, not trained on.
-    """
-
-    groups: tuple[tuple[TrajectoryRef, ...], ...]
-    lease: Lease
-    stale: bool = False
-
-    @property
-    def refs(self) -> tuple[TrajectoryRef, ...]:
-        """All references, group after group."""
-        return tuple(ref for group in self.groups for ref in group)
-
-    @property
-    def failed(self) -> tuple[TrajectoryRef, ...]:
-        """The references to failed rollouts."""
-        return tuple(ref for group in self.groups for ref in group if not ref.ok)
-
-
-class QueueStats(msgspec.Struct, frozen=True):
-    """What a queue holds now, and counts since it began.
-
-    Args:
-        waiting_groups: groups that can be selected.
-        leased_groups: groups under a lease.
-        records: records of all these groups.
-        byte_count: bytes of these records' MessagePack.
-        failed_records: failed rollouts among these records.
-        limits: the bounds in force.
-        put_groups: groups put since the queue began.
-        consumed_groups: groups whose lease was released as consumed since then.
-        discarded_groups: groups given back by a release since then; a group counts each time.
-        expired_leases: leases that passed their deadline since then.
-        stale_groups: groups handed out as stale since then.
-    """
-
-    waiting_groups: int
-    leased_groups: int
-    records: int
-    byte_count: int
-    failed_records: int
-    limits: QueueLimits
-    put_groups: int
-    consumed_groups: int
-    discarded_groups: int
-    expired_leases: int
-    stale_groups: int
+LOOK_FOR_DEAD_S = 0.25
+"""Who waits looks so often whether the processes of holders live."""
 
 
 class _Group(msgspec.Struct, frozen=True):
@@ -113,11 +52,24 @@ class _Group(msgspec.Struct, frozen=True):
     place: int
 
     @property
-    def byte_count(self) -> int:
-        return sum(ref.byte_count for ref in self.refs)
+    def amount(self) -> Amount:
+        return Amount(1, len(self.refs), sum(ref.byte_count for ref in self.refs))
+
+    @property
+    def failed(self) -> int:
+        return sum(not ref.ok for ref in self.refs)
 
     def is_stale(self, oldest_version: int) -> bool:
         return any(ref.ok and ref.min_version < oldest_version for ref in self.refs)
+
+
+class _Asking(msgspec.Struct, eq=False):
+    """Somebody who waits for room."""
+
+    group_id: str
+    amount: Amount
+    owners: frozenset[str] = frozenset()
+    died: OwnerDiedError | None = None
 
 
 class TrajectoryQueue:
@@ -139,18 +91,28 @@ class TrajectoryQueue:
         if epoch < 0:
             raise QueueError(f"epoch {epoch} is negative")
         self._limits = _checked(limits)
+        self._revision = 0
+        self._ledger = Ledger(_amount(limits))
         self._leases = LeaseTable(clock=clock, first_fence=epoch * FENCES_PER_EPOCH + 1)
         self._groups: dict[str, _Group] = {}
         self._waiting: dict[str, _Group] = {}
+        self._lost_waiting: dict[str, _Group] = {}
+        self._lost: dict[str, LostGroup] = {}
+        self._reserved: dict[str, Amount] = {}
         self._record_ids: set[str] = set()
-        self._byte_count = 0
-        self._next_place = 0
+        self._asking: list[_Asking] = []
         self._room = Signal()
         self._filled = Signal()
+        self._is_closed = False
+        self._next_place = 0
+        self._failed_records = 0
         self._put_groups = 0
         self._consumed = 0
+        self._gone_lost = 0
         self._discarded = 0
+        self._closed_groups = 0
         self._expired = 0
+        self._revoked = 0
         self._stale = 0
 
     async def put(self, refs: Sequence[TrajectoryRef], deadline_s: float) -> None:
@@ -161,27 +123,100 @@ class TrajectoryQueue:
             deadline_s: seconds to wait for room.
 
         Raises:
-            QueueError: no refs, refs of several groups, a group or record that is here already, or a group
-                that is larger than the limits.
+            QueueError: no refs, refs of several groups, a malformed one, or a group or record that is here
+                already.
+            UnsatisfiableError: the group is larger than the limits, as they are or as they become meanwhile.
+            OwnerDiedError: an owner of the records was dropped meanwhile.
+            QueueClosedError: the queue is closed.
             DeadlineError: there was no room within ``deadline_s`` seconds.
         """
-        group = self._checked_group(refs)
-        if not await self._room.wait_until(lambda: self._fits(group), deadline_s):
-            raise DeadlineError(
-                f"group {group.group_id} ({len(group.refs)} records, {group.byte_count} bytes) found no "
-                f"room within {deadline_s} s: {len(self._groups)} groups, {len(self._record_ids)} records, "
-                f"{self._byte_count} bytes are held, {self._leased_count()} groups of them leased; limits "
-                f"{self._limits}"
+        group = _checked_group(refs)
+        self._check_new(group.group_id, group.refs)
+        asking = _Asking(group.group_id, group.amount, frozenset(ref.owner for ref in group.refs))
+        await self._wait_for_room(asking, deadline_s)
+        self._check_new(group.group_id, group.refs)
+        self._add(group)
+
+    async def reserve(
+        self,
+        group_id: str,
+        record_count: int,
+        byte_count: int,
+        deadline_s: float,
+        *,
+        holder: str = "producer",
+        lease_s: float = 300.0,
+        process: ProcessIdentity | None = None,
+    ) -> Lease:
+        """Reserves room for one group before its records exist, waiting for it.
+
+        The room is the holder's until :meth:`commit` or :meth:`abort`, or until the lease ends: at its
+        deadline, or with its holder.
+
+        Args:
+            group_id: of the group to come.
+            record_count: its records, at most.
+            byte_count: bytes of their MessagePack, at most.
+            deadline_s: seconds to wait for room.
+            holder: who reserves, as messages name it.
+            lease_s: seconds that the reservation is good for.
+            process: the holder's, when it can be seen from here.
+
+        Raises:
+            QueueError: a number is not positive, or a group of this id is here or reserved already.
+            UnsatisfiableError: it is more than the limits, as they are or as they become meanwhile.
+            QueueClosedError: the queue is closed.
+            DeadlineError: there was no room within ``deadline_s`` seconds.
+        """
+        if record_count <= 0 or byte_count <= 0 or not _is_duration(lease_s):
+            raise QueueError(
+                f"cannot reserve {record_count} records and {byte_count} bytes for {lease_s} s: all must be "
+                "positive"
             )
-        self._check_new(group)
-        group = msgspec.structs.replace(group, place=self._next_place)
-        self._next_place += 1
-        self._groups[group.group_id] = group
-        self._waiting[group.group_id] = group
-        self._record_ids.update(ref.record_id for ref in group.refs)
-        self._byte_count += group.byte_count
-        self._put_groups += 1
-        self._filled.notify()
+        self._check_new(group_id, ())
+        amount = Amount(1, record_count, byte_count)
+        await self._wait_for_room(_Asking(group_id, amount), deadline_s)
+        self._check_new(group_id, ())
+        lease = self._leases.grant([group_id], holder, lease_s, process=process)
+        self._reserved[group_id] = amount
+        self._ledger.reserve(amount)
+        return lease
+
+    def commit(self, lease: Lease, refs: Sequence[TrajectoryRef]) -> None:
+        """Puts the group for which there is a reservation; what it does not need of it is free again.
+
+        Args:
+            lease: of the reservation.
+            refs: the group's references.
+
+        Raises:
+            QueueError: as :meth:`put`, or the group is another one or larger than the reservation, which
+                stays.
+            LeaseError: the reservation is over, or the lease is no reservation.
+        """
+        reserved = self._reserved[self._reservation(lease)]
+        group = _checked_group(refs)
+        if (group.group_id,) != self._leases.check(lease):
+            raise QueueError(f"group {group.group_id} is not the one that {lease.holder!r} reserved room for")
+        if not group.amount.is_within(reserved):
+            raise QueueError(
+                f"group {group.group_id} ({group.amount}) is larger than its reservation ({reserved})"
+            )
+        self._check_records(group.group_id, group.refs)
+        self._leases.release(lease)
+        self._unreserve(group.group_id)
+        self._add(group)
+
+    def abort(self, lease: Lease) -> None:
+        """Gives a reservation back.
+
+        Raises:
+            LeaseError: the reservation is over, or the lease is no reservation.
+        """
+        group_id = self._reservation(lease)
+        self._leases.release(lease)
+        self._unreserve(group_id)
+        self._changed()
 
     async def select(
         self,
@@ -191,169 +226,405 @@ class TrajectoryQueue:
         *,
         holder: str = "packing",
         lease_s: float = 300.0,
+        process: ProcessIdentity | None = None,
     ) -> Selection:
         """Takes ``count`` groups under one lease as soon as there are so many.
 
-        When stale groups are waiting it returns at once with these alone, marked ``stale``: release them
-        (consumed to be rid of them), then select again.
+        When groups that lost records are waiting it returns at once with these alone (``lost``), and when
+        stale groups are waiting with these alone (``stale``): release them (consumed to be rid of them), then
+        select again.
 
         Args:
             count: how many groups.
             rule: which.
             deadline_s: seconds to wait for them.
-            holder: who takes them, as messages name it.
+            holder: who takes them, as messages name it and :meth:`revoke_holder` is told.
             lease_s: seconds that the lease is good for.
+            process: the holder's, when it can be seen from here: when it is dead the lease ends.
 
         Raises:
-            QueueError: ``count`` is not positive or above the limits, or ``lease_s`` is not positive.
+            QueueError: ``count`` is not positive, or ``lease_s`` is not positive and finite.
+            UnsatisfiableError: there can never be so many: ``count`` is above the limits (each group has a
+                record, and each record a byte); or nothing is leased or reserved, so that nothing will leave,
+                and what waits leaves no room for the group that is to be put next, or for any.
+            QueueClosedError: the queue is closed.
             DeadlineError: there were fewer groups within ``deadline_s`` seconds.
         """
-        if not 0 < count <= self._limits.groups or not lease_s > 0:
+        if count <= 0 or not _is_duration(lease_s):
             raise QueueError(
-                f"cannot select {count} groups for {lease_s} s: from 1 to {self._limits.groups} groups, for "
-                "longer than 0 s"
+                f"cannot select {count} groups for {lease_s} s: at least 1 group, for longer than 0 s and "
+                "not for ever"
             )
 
         def is_ready() -> bool:
             self.expire()
-            return len(self._waiting) >= count or bool(self._stale_groups(rule))
+            if self._can_take(count, rule):
+                return True
+            if self.revoke_dead() and self._can_take(count, rule):
+                return True
+            self._check_not_stuck(count, holder)
+            return False
 
         if not await self._filled.wait_until(
-            is_ready, deadline_s, next_look_s=self._leases.seconds_to_next_expiry
+            is_ready,
+            deadline_s,
+            check=lambda: self._check_can_select(count, holder),
+            next_look_s=self._next_look_s,
         ):
             raise DeadlineError(
                 f"{holder!r} asked for {count} groups; {len(self._waiting)} were waiting and "
                 f"{self._leased_count()} leased after {deadline_s} s"
             )
-        stale = self._stale_groups(rule)
-        if stale:
-            return self._take(stale, holder, lease_s, stale=True)
-        ordered = sorted(
-            self._waiting.values(), key=lambda group: group.place, reverse=rule.order == "newest"
+        lost, stale = list(self._lost_waiting.values()), self._stale_groups(rule)
+        chosen = lost or stale
+        if not chosen:
+            ordered = sorted(
+                self._waiting.values(), key=lambda group: group.place, reverse=rule.order == "newest"
+            )
+            chosen = ordered[:count]
+        lease = self._leases.grant((group.group_id for group in chosen), holder, lease_s, process=process)
+        for group in chosen:
+            self._waiting.pop(group.group_id, None)
+            self._lost_waiting.pop(group.group_id, None)
+        self._stale += 0 if lost else len(stale)
+        return Selection(
+            tuple(group.refs for group in chosen),
+            lease,
+            stale=bool(stale) and not lost,
+            lost=tuple(self._lost[group.group_id] for group in lost),
         )
-        return self._take(ordered[:count], holder, lease_s, stale=False)
 
-    def release(self, lease: Lease, outcome: Outcome) -> tuple[TrajectoryRef, ...]:
-        """Ends a lease.
-
-        Args:
-            lease: of a selection.
-            outcome: consumed groups are gone (owners may drop the records), discarded ones wait again.
-
-        Returns:
-            The references that the lease was on.
-
-        Raises:
-            LeaseError: the lease expired, ended before, or is not of this queue; throw away what was made of
-                it.
-        """
-        self.expire()
-        groups = [self._groups[name] for name in self._leases.release(lease)]
-        if outcome is Outcome.CONSUMED:
-            self._consumed += len(groups)
-            for group in groups:
-                del self._groups[group.group_id]
-                self._record_ids.difference_update(ref.record_id for ref in group.refs)
-                self._byte_count -= group.byte_count
-            self._room.notify()
-        else:
-            self._discarded += len(groups)
-            self._give_back(groups)
-        return tuple(ref for group in groups for ref in group.refs)
-
-    def renew(self, lease: Lease, lease_s: float) -> Lease:
-        """Moves the deadline of ``lease`` to ``lease_s`` seconds from now.
+    def check(self, lease: Lease) -> tuple[str, ...]:
+        """The ids of the groups that ``lease`` is on.
 
         Raises:
             LeaseError: it is not in force.
         """
+        self.expire()
+        return self._leases.check(lease)
+
+    def renew(self, lease: Lease, lease_s: float) -> Lease:
+        """Moves the deadline of ``lease`` to ``lease_s`` seconds from now; never nearer.
+
+        Raises:
+            LeaseError: it is not in force, or ``lease_s`` is not positive and finite.
+        """
+        self.expire()
         return self._leases.renew(lease, lease_s)
+
+    def release(
+        self, lease: Lease, outcome: Outcome, *, group_ids: Iterable[str] | None = None
+    ) -> tuple[TrajectoryRef, ...]:
+        """Ends a lease, on all its groups or on some.
+
+        Args:
+            lease: of a selection.
+            outcome: consumed groups are gone (owners may drop the records), discarded ones wait again.
+            group_ids: which; None for all. The lease stays in force on the others.
+
+        Returns:
+            The references of the groups that were released.
+
+        Raises:
+            LeaseError: the lease expired, ended before, is a reservation, is not of this queue or not on one
+                of ``group_ids``; throw away what was made of it.
+        """
+        self.expire()
+        if any(name in self._reserved for name in self._leases.check(lease)):
+            raise LeaseError(f"the lease of {lease.holder!r} is a reservation; commit it or abort it")
+        groups = [self._groups[name] for name in self._leases.release(lease, group_ids)]
+        if outcome is Outcome.CONSUMED:
+            for group in groups:
+                self._remove(group)
+        else:
+            self._discarded += len(groups)
+            self._give_back(groups)
+        self._changed()
+        return tuple(ref for group in groups for ref in group.refs)
 
     def expire(self) -> tuple[Lease, ...]:
         """Gives back what is under leases past their deadline; returns these.
 
         Every other call does this as well.
         """
-        ended = self._leases.expire()
+        ended = self._ended(self._leases.expire())
         self._expired += len(ended)
-        for _, names in ended:
-            self._give_back([self._groups[name] for name in names])
-        return tuple(lease for lease, _ in ended)
+        return ended
 
-    def resize(self, limits: QueueLimits) -> None:
-        """Sets new limits; nothing that is held is dropped.
+    def revoke_holder(self, holder: str) -> tuple[Lease, ...]:
+        """Ends the leases and reservations of ``holder``, who died, and gives back what they were on."""
+        ended = self._ended(self._leases.revoke_holder(holder))
+        self._revoked += len(ended)
+        return ended
+
+    def revoke_dead(self) -> tuple[Lease, ...]:
+        """Ends those whose holder's process (``process`` of a selection or reservation) is seen to be dead.
+
+        Whoever waits in this queue does this four times a second.
+        """
+        ended = self._ended(self._leases.revoke_dead())
+        self._revoked += len(ended)
+        return ended
+
+    def drop_owner(self, owner: str, reason: str) -> tuple[LostGroup, ...]:
+        """Marks every group with a record of ``owner``, which died, as lost (see :meth:`mark_lost`).
+
+        Groups that are waiting to be put fail with :class:`OwnerDiedError`. What is put afterwards under the
+        same name is of another process, and good.
+
+        Returns:
+            The groups that are held here and concerned, also leased ones.
+        """
+        concerned = [
+            LostGroup(
+                group.group_id,
+                tuple(ref.record_id for ref in group.refs if ref.owner == owner),
+                (owner,),
+                reason,
+            )
+            for group in self._groups.values()
+            if any(ref.owner == owner for ref in group.refs)
+        ]
+        for asking in self._asking:
+            if owner in asking.owners:
+                asking.died = OwnerDiedError(owner, reason)
+        self._room.notify_all()
+        return self.mark_lost(concerned)
+
+    def mark_lost(self, lost: Iterable[LostGroup]) -> tuple[LostGroup, ...]:
+        """Says that records of groups are gone: these are not handed out to be trained on any more.
+
+        A waiting group is handed out as lost by the next select; one under a lease then, too, should it come
+        back. Released as consumed it counts as lost.
+
+        Args:
+            lost: for example those of a :class:`RecordsLostError`.
+
+        Returns:
+            What is known now of those that are held here.
+        """
+        known = []
+        for loss in lost:
+            if loss.group_id not in self._groups:
+                continue
+            before = self._lost.get(loss.group_id)
+            self._lost[loss.group_id] = loss if before is None else _both(before, loss)
+            known.append(self._lost[loss.group_id])
+            group = self._waiting.pop(loss.group_id, None)
+            if group is not None:
+                self._lost_waiting[loss.group_id] = group
+        self._changed()
+        return tuple(known)
+
+    def resize(self, limits: QueueLimits, *, revision: int) -> int:
+        """Sets new limits; nothing that is held or reserved is dropped. Waiters for whom they can never be
+        enough are told at once.
+
+        Args:
+            limits: the new bounds.
+            revision: of the limits that the caller believes to be in force
+                (:attr:`QueueStats.limits_revision`).
+
+        Returns:
+            The revision of the new limits.
 
         Raises:
             QueueError: a limit is not positive.
+            StaleResizeError: others are in force.
+            QueueClosedError: the queue is closed.
         """
-        self._limits = _checked(limits)
-        self._room.notify()
+        self._check_open()
+        _checked(limits)
+        if revision != self._revision:
+            raise StaleResizeError(
+                f"a resize to {limits} was made for revision {revision} of the limits; revision "
+                f"{self._revision} is in force: {self._limits}. Look at stats() and decide again"
+            )
+        self._limits = limits
+        self._ledger.limits = _amount(limits)
+        self._revision += 1
+        self._room.notify_all()
+        self._filled.notify_all()
+        return self._revision
+
+    def close(self) -> tuple[TrajectoryRef, ...]:
+        """Ends all leases and reservations and turns waiters away; a second call does nothing.
+
+        Returns:
+            The references of all groups that were held, so that their owners can drop the records.
+        """
+        refs = tuple(ref for group in self._groups.values() for ref in group.refs)
+        for lease, _ in self._leases.leases():
+            self._leases.revoke(lease.lease_id)
+        self._closed_groups += len(self._groups)
+        for held in (self._groups, self._waiting, self._lost_waiting, self._lost, self._reserved):
+            held.clear()
+        self._record_ids.clear()
+        self._failed_records = 0
+        self._ledger = Ledger(self._ledger.limits)
+        self._is_closed = True
+        self._room.notify_all()
+        self._filled.notify_all()
+        return refs
 
     def stats(self) -> QueueStats:
-        """What is held now."""
+        """What is held at this instant, all of it from one and the same."""
         self.expire()
+        held, reserved = self._ledger.held, self._ledger.reserved
         return QueueStats(
             waiting_groups=len(self._waiting),
+            lost_waiting_groups=len(self._lost_waiting),
             leased_groups=self._leased_count(),
-            records=len(self._record_ids),
-            byte_count=self._byte_count,
-            failed_records=sum(not ref.ok for group in self._groups.values() for ref in group.refs),
+            records=held.records,
+            byte_count=held.byte_count,
+            failed_records=self._failed_records,
+            reserved_groups=reserved.groups,
+            reserved_records=reserved.records,
+            reserved_bytes=reserved.byte_count,
             limits=self._limits,
+            limits_revision=self._revision,
+            waiting_puts=len(self._room),
+            waiting_selects=len(self._filled),
             put_groups=self._put_groups,
             consumed_groups=self._consumed,
+            lost_groups=self._gone_lost,
             discarded_groups=self._discarded,
+            closed_groups=self._closed_groups,
             expired_leases=self._expired,
+            revoked_leases=self._revoked,
             stale_groups=self._stale,
         )
 
+    async def _wait_for_room(self, asking: _Asking, deadline_s: float) -> None:
+        def check() -> None:
+            self._check_open()
+            if asking.died is not None:
+                raise asking.died
+            if not self._ledger.fits_empty(asking.amount):
+                raise UnsatisfiableError(
+                    f"group {asking.group_id} ({asking.amount}) is larger than the whole queue: "
+                    f"{self._limits}"
+                )
+
+        def fits() -> bool:
+            self.expire()
+            return self._ledger.fits(asking.amount) or (
+                bool(self.revoke_dead()) and self._ledger.fits(asking.amount)
+            )
+
+        self._asking.append(asking)
+        try:
+            if not await self._room.wait_until(fits, deadline_s, check=check, next_look_s=self._next_look_s):
+                raise DeadlineError(
+                    f"group {asking.group_id} ({asking.amount}) found no room within {deadline_s} s: "
+                    f"{self._ledger.held} are held, {self._leased_count()} groups of them leased, and "
+                    f"{self._ledger.reserved} reserved; limits {self._limits}"
+                )
+        finally:
+            self._asking.remove(asking)
+            self._filled.notify()
+
+    def _next_look_s(self) -> float | None:
+        looks = [self._leases.seconds_to_next_expiry()]
+        looks.append(LOOK_FOR_DEAD_S if self._leases.watches_processes else None)
+        return min((look for look in looks if look is not None), default=None)
+
     def _leased_count(self) -> int:
-        return len(self._groups) - len(self._waiting)
+        return len(self._groups) - len(self._waiting) - len(self._lost_waiting)
 
-    def _fits(self, group: _Group) -> bool:
-        return (
-            len(self._groups) + 1 <= self._limits.groups
-            and len(self._record_ids) + len(group.refs) <= self._limits.records
-            and self._byte_count + group.byte_count <= self._limits.byte_count
-        )
-
-    def _checked_group(self, refs: Sequence[TrajectoryRef]) -> _Group:
-        group_ids = {ref.group_id for ref in refs}
-        if len(group_ids) != 1:
-            raise QueueError(
-                f"a put takes the references of one group, not of {len(group_ids)}: {sorted(group_ids)}"
-            )
-        group = _Group(group_ids.pop(), tuple(refs), -1)
-        if len({ref.record_id for ref in refs}) != len(refs):
-            raise QueueError(f"group {group.group_id} names a record twice among its {len(refs)}")
-        if len(refs) > self._limits.records or group.byte_count > self._limits.byte_count:
-            raise QueueError(
-                f"group {group.group_id} ({len(refs)} records, {group.byte_count} bytes) is larger than the "
-                f"whole queue: {self._limits}"
-            )
-        self._check_new(group)
-        return group
-
-    def _check_new(self, group: _Group) -> None:
-        if group.group_id in self._groups:
-            raise QueueError(f"group {group.group_id} is in the queue already")
-        known = [ref.record_id for ref in group.refs if ref.record_id in self._record_ids]
-        if known:
-            raise QueueError(f"record {known[0]} of group {group.group_id} is in the queue already")
+    def _can_take(self, count: int, rule: SelectionRule) -> bool:
+        return len(self._waiting) >= count or bool(self._lost_waiting) or bool(self._stale_groups(rule))
 
     def _stale_groups(self, rule: SelectionRule) -> list[_Group]:
         if rule.oldest_version <= 0:
             return []
         return [group for group in self._waiting.values() if group.is_stale(rule.oldest_version)]
 
-    def _take(self, groups: Sequence[_Group], holder: str, lease_s: float, *, stale: bool) -> Selection:
-        lease = self._leases.grant((group.group_id for group in groups), holder, lease_s)
-        for group in groups:
-            del self._waiting[group.group_id]
-        self._stale += len(groups) if stale else 0
-        return Selection(tuple(group.refs for group in groups), lease, stale)
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise QueueClosedError(f"the queue was closed with {self._closed_groups} groups in it")
+
+    def _check_can_select(self, count: int, holder: str) -> None:
+        self._check_open()
+        if not self._ledger.fits_empty(Amount(count, count, count)):
+            raise UnsatisfiableError(
+                f"{holder!r} cannot select {count} groups, of at least 1 record of 1 byte each: the queue "
+                f"never holds so much; limits {self._limits}"
+            )
+
+    def _check_not_stuck(self, count: int, holder: str) -> None:
+        """Whoever is first in the line for groups waits in vain when what is here can neither leave (nobody
+        has a lease) nor be joined by more (the next in the line for room finds none)."""
+        if len(self._leases):
+            return
+        wanted = self._asking[0].amount if self._asking else Amount(1, 1, 1)
+        if self._ledger.fits(wanted):
+            return
+        raise UnsatisfiableError(
+            f"{holder!r} cannot select {count} groups: {len(self._waiting)} are waiting "
+            f"({self._ledger.held}), no lease is in force, so none will go, and there is no room for the "
+            f"next ({wanted}); limits {self._limits}. Select {len(self._waiting)}, or raise the limits"
+        )
+
+    def _check_new(self, group_id: str, refs: Sequence[TrajectoryRef]) -> None:
+        self._check_open()
+        self.expire()
+        if group_id in self._groups or group_id in self._reserved:
+            raise QueueError(f"group {group_id} is in the queue already, or room is reserved for it")
+        self._check_records(group_id, refs)
+
+    def _check_records(self, group_id: str, refs: Sequence[TrajectoryRef]) -> None:
+        known = [ref.record_id for ref in refs if ref.record_id in self._record_ids]
+        if known:
+            raise QueueError(f"record {known[0]} of group {group_id} is in the queue already")
+
+    def _reservation(self, lease: Lease) -> str:
+        self.expire()
+        names = self._leases.check(lease)
+        if names[0] not in self._reserved:
+            raise LeaseError(f"the lease of {lease.holder!r} is on {len(names)} groups and is no reservation")
+        return names[0]
+
+    def _unreserve(self, group_id: str) -> None:
+        self._ledger.unreserve(self._reserved.pop(group_id))
+
+    def _add(self, group: _Group) -> None:
+        group = msgspec.structs.replace(group, place=self._next_place)
+        self._next_place += 1
+        self._groups[group.group_id] = group
+        self._waiting[group.group_id] = group
+        self._record_ids.update(ref.record_id for ref in group.refs)
+        self._ledger.take(group.amount)
+        self._failed_records += group.failed
+        self._put_groups += 1
+        self._changed()
+
+    def _remove(self, group: _Group) -> None:
+        del self._groups[group.group_id]
+        self._record_ids.difference_update(ref.record_id for ref in group.refs)
+        self._ledger.give(group.amount)
+        self._failed_records -= group.failed
+        if self._lost.pop(group.group_id, None) is None:
+            self._consumed += 1
+        else:
+            self._gone_lost += 1
+
+    def _ended(self, ended: Ended) -> tuple[Lease, ...]:
+        for _, names in ended:
+            self._give_back(self._groups[name] for name in names if name in self._groups)
+            for name in names:
+                if name in self._reserved:
+                    self._unreserve(name)
+        if ended:
+            self._changed()
+        return tuple(lease for lease, _ in ended)
 
     def _give_back(self, groups: Iterable[_Group]) -> None:
-        self._waiting.update((group.group_id, group) for group in groups)
+        for group in groups:
+            (self._lost_waiting if group.group_id in self._lost else self._waiting)[group.group_id] = group
+
+    def _changed(self) -> None:
+        self._room.notify()
         self._filled.notify()
 
 
@@ -361,3 +632,38 @@ def _checked(limits: QueueLimits) -> QueueLimits:
     if limits.groups <= 0 or limits.records <= 0 or limits.byte_count <= 0:
         raise QueueError(f"all limits must be positive: {limits}")
     return limits
+
+
+def _amount(limits: QueueLimits) -> Amount:
+    return Amount(limits.groups, limits.records, limits.byte_count)
+
+
+def _is_duration(seconds: float) -> bool:
+    return seconds > 0 and math.isfinite(seconds)
+
+
+def _checked_group(refs: Sequence[TrajectoryRef]) -> _Group:
+    group_ids = {ref.group_id for ref in refs}
+    if len(group_ids) != 1:
+        raise QueueError(
+            f"a put takes the references of one group, not of {len(group_ids)}: {sorted(group_ids)}"
+        )
+    group_id = group_ids.pop()
+    if len({ref.record_id for ref in refs}) != len(refs):
+        raise QueueError(f"group {group_id} names a record twice among its {len(refs)}")
+    for ref in refs:
+        try:
+            ref.validate()
+        except RecordError as error:
+            raise QueueError(str(error)) from error
+    return _Group(group_id, tuple(refs), -1)
+
+
+def _both(first: LostGroup, second: LostGroup) -> LostGroup:
+    reason = first.reason if second.reason in first.reason else f"{first.reason}; {second.reason}"
+    return LostGroup(
+        first.group_id,
+        tuple(dict.fromkeys((*first.record_ids, *second.record_ids))),
+        tuple(dict.fromkeys((*first.owners, *second.owners))),
+        reason,
+    )

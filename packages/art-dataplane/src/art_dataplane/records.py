@@ -5,6 +5,7 @@ adjacent and complete over the text they describe; token ids are never negative.
 """
 
 import math
+import traceback
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +16,9 @@ from art_dataplane.errors import RecordError
 
 LOGPROB_TOLERANCE = 1e-3
 """How far above 0 rounding may put a log-prob."""
+
+FAILURE_LENGTH = 200
+"""So many characters of a failure travel in a reference; the whole of it stays with the record."""
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
@@ -121,6 +125,16 @@ class RolloutError(msgspec.Struct, frozen=True):
     message: str
     traceback: str = ""
 
+    @classmethod
+    def of(cls, error: BaseException) -> "RolloutError":
+        """What is kept of an exception that ended a rollout, with its traceback."""
+        return cls(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+
+    def __str__(self) -> str:
+        """``KIND: MESSAGE``, of at most 200 characters."""
+        text = f"{self.kind}: {self.message}" if self.message else self.kind
+        return text if len(text) <= FAILURE_LENGTH else text[: FAILURE_LENGTH - 3] + "..."
+
 
 class RolloutTiming(msgspec.Struct, frozen=True):
     """When a rollout ran.
@@ -142,7 +156,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, eq=False):
         group_id: of the group whose rewards are compared.
         exchanges: with the model, in their order. Each next prompt extends the last prompt + completion, or
             starts a branch.
-        reward: finite; without meaning when ``error`` is set.
+        reward: finite; None, and never a number, when ``error`` is set.
         metrics: what the user measured, by name.
         metadata: what the user noted, by name.
         timing: when it ran.
@@ -152,7 +166,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, eq=False):
     record_id: str
     group_id: str
     exchanges: tuple[TokenRecord, ...]
-    reward: float
+    reward: float | None
     metrics: dict[str, float] = {}
     metadata: dict[str, str | int | float | bool | None] = {}
     timing: RolloutTiming = RolloutTiming(0.0)
@@ -167,11 +181,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, eq=False):
         """
         if not self.record_id or not self.group_id:
             raise RecordError(f"record {self.record_id!r} of group {self.group_id!r}: both ids must be given")
-        if self.error is None and not math.isfinite(self.reward):
-            raise RecordError(
-                f"record {self.record_id}: reward {self.reward} is not finite; a rollout without one sets "
-                "error"
-            )
+        _check_reward(self.record_id, self.reward, failed=self.error is not None)
         for index, exchange in enumerate(self.exchanges):
             try:
                 exchange.validate()
@@ -179,7 +189,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, eq=False):
                 raise RecordError(f"record {self.record_id}, exchange {index}: {error}") from error
 
 
-class TrajectoryRef(msgspec.Struct, frozen=True):
+class TrajectoryRef(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the queue holds and the controller selects by: no tokens.
 
     Args:
@@ -188,10 +198,11 @@ class TrajectoryRef(msgspec.Struct, frozen=True):
         owner: the process that holds the record.
         byte_count: bytes of its MessagePack.
         token_count: its logical tokens (the last prompt + completion of each branch).
-        reward: of the record; 0 when it failed.
+        reward: of the record; None when it failed, so that nobody takes it for a reward.
         min_version: oldest policy version of a completion token; 0 without any.
         max_version: newest policy version of a completion token; 0 without any.
         ok: False when the rollout failed.
+        failure: why it failed, shortened: ``KIND: MESSAGE``. The record has the whole error.
     """
 
     record_id: str
@@ -199,10 +210,46 @@ class TrajectoryRef(msgspec.Struct, frozen=True):
     owner: str
     byte_count: int
     token_count: int
-    reward: float
+    reward: float | None
     min_version: int
     max_version: int
     ok: bool
+    failure: str = ""
+
+    def validate(self) -> None:
+        """Checks what a queue relies on.
+
+        Raises:
+            RecordError: an id or the owner is missing, there are no bytes, or a failed rollout has a reward,
+                or another one has none.
+        """
+        if not (self.record_id and self.group_id and self.owner):
+            raise RecordError(
+                f"reference to record {self.record_id!r} of group {self.group_id!r} with {self.owner!r}: "
+                "both ids and the owner must be given"
+            )
+        if self.byte_count <= 0 or self.token_count < 0:
+            raise RecordError(
+                f"reference to record {self.record_id}: {self.byte_count} bytes and {self.token_count} "
+                "tokens; a record has at least 1 byte"
+            )
+        _check_reward(self.record_id, self.reward, failed=not self.ok)
+
+
+class LostGroup(msgspec.Struct, frozen=True):
+    """A group that can no longer be trained on as it was: records of it are gone.
+
+    Args:
+        group_id: of the group.
+        record_ids: which of its records are gone.
+        owners: who held these.
+        reason: what became of them.
+    """
+
+    group_id: str
+    record_ids: tuple[str, ...]
+    owners: tuple[str, ...]
+    reason: str
 
 
 def branches(exchanges: Sequence[TokenRecord]) -> tuple[tuple[int, ...], ...]:
@@ -256,11 +303,24 @@ def trajectory_ref(record: TrajectoryRecord, owner: str, *, byte_count: int | No
         owner=owner,
         byte_count=len(encode(record)) if byte_count is None else byte_count,
         token_count=logical_token_count(record.exchanges),
-        reward=record.reward if record.error is None else 0.0,
+        reward=record.reward if record.error is None else None,
         min_version=min(versions, default=0),
         max_version=max(versions, default=0),
         ok=record.error is None,
+        failure="" if record.error is None else str(record.error),
     )
+
+
+def _check_reward(record_id: str, reward: float | None, *, failed: bool) -> None:
+    if failed and reward is not None:
+        raise RecordError(
+            f"record {record_id} failed and has a reward of {reward}; a failed rollout has none: set it to "
+            "None"
+        )
+    if not failed and (reward is None or not math.isfinite(reward)):
+        raise RecordError(
+            f"record {record_id}: reward {reward} is not finite; a rollout without one sets error"
+        )
 
 
 def _check_array(name: str, array: np.ndarray, dtype: str) -> None:

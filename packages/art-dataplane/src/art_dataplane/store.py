@@ -1,19 +1,31 @@
 """Records that stay with the process that made them.
 
-What always holds: the records and bytes held never exceed the bounds; a record is encoded once, when it is
-put, and never changes; whoever comes with a lower fence than was seen for a record gets nothing.
+What always holds: the groups, records and bytes that are held or reserved never exceed the bounds, unless
+these were lowered; a record is encoded once, when it is put, and never changes; whoever comes with a lower
+fence than was seen for a record gets nothing.
 
 One event loop uses a store; the synchronous methods may be called from it between awaits.
 """
 
-from collections.abc import Iterable, Sequence
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from art_dataplane.arrays import decode, encode
-from art_dataplane.errors import DeadlineError, StoreError, StoreFullError
-from art_dataplane.leases import FenceGate, Lease
+from art_dataplane.bounds import Amount, Ledger
+from art_dataplane.errors import (
+    DeadlineError,
+    RecordsMissingError,
+    StaleResizeError,
+    StoreClosedError,
+    StoreError,
+    StoreFullError,
+)
+from art_dataplane.leases import FenceGate, Lease, LeaseTable
 from art_dataplane.locations import INLINE_LIMIT, InlineLocation, Location, ShmLocation
 from art_dataplane.records import TrajectoryRecord, TrajectoryRef, trajectory_ref
 from art_dataplane.segments import map_location
@@ -22,7 +34,7 @@ from art_dataplane.waiting import Signal
 
 
 class StoreStats(msgspec.Struct, frozen=True):
-    """What a store holds, and its bounds.
+    """What a store holds at one instant, and its bounds.
 
     Args:
         record_count: records held.
@@ -30,6 +42,13 @@ class StoreStats(msgspec.Struct, frozen=True):
         failed_count: failed rollouts among them.
         max_records: bound on the records.
         max_bytes: bound on the bytes.
+        group_count: groups that have records or reservations here.
+        max_groups: bound on the groups; None for none.
+        reserved_records: records for which there is a reservation.
+        reserved_bytes: bytes for which there is one.
+        limits_revision: counts the resizes; the next one must name it.
+        waiting_puts: callers that wait for room.
+        expired_reservations: reservations that passed their deadline since the store began.
     """
 
     record_count: int
@@ -37,6 +56,13 @@ class StoreStats(msgspec.Struct, frozen=True):
     failed_count: int
     max_records: int
     max_bytes: int
+    group_count: int = 0
+    max_groups: int | None = None
+    reserved_records: int = 0
+    reserved_bytes: int = 0
+    limits_revision: int = 0
+    waiting_puts: int = 0
+    expired_reservations: int = 0
 
 
 class RecordOwner(Protocol):
@@ -46,7 +72,8 @@ class RecordOwner(Protocol):
         """Where the records' MessagePack is, one array in the order of ``refs``; ``lease`` is on all of them.
 
         Raises:
-            StoreError: a record is not held.
+            RecordsMissingError: some records are not held, and which.
+            OwnerDiedError: the process that held them is gone.
             LeaseError: the fence is stale.
             DeadlineError: not within ``deadline_s`` seconds.
         """
@@ -61,6 +88,14 @@ class RecordOwner(Protocol):
         ...
 
 
+_UNBOUNDED = 1 << 62
+
+
+class _Reserved(msgspec.Struct):
+    group_id: str
+    left: Amount  # of records and bytes; the group is counted as held
+
+
 class TrajectoryStore:
     """Holds the records of one owner; implements :class:`RecordOwner`.
 
@@ -68,63 +103,157 @@ class TrajectoryStore:
         owner: the name under which others reach this store; goes into every reference.
         max_records: bound on the records held.
         max_bytes: bound on their MessagePack together, in bytes.
+        max_groups: bound on the groups that they are of; None for none.
         segments: where fetches of :data:`INLINE_LIMIT` bytes and more are put; without it they are an error.
+        clock: for reservations; seconds, monotonic.
 
     Raises:
         StoreError: a bound is not positive.
     """
 
     def __init__(
-        self, owner: str, max_records: int, max_bytes: int, *, segments: ShmSegmentStore | None = None
+        self,
+        owner: str,
+        max_records: int,
+        max_bytes: int,
+        *,
+        max_groups: int | None = None,
+        segments: ShmSegmentStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if max_records <= 0 or max_bytes <= 0:
-            raise StoreError(
-                f"store {owner}: the bounds {max_records} records, {max_bytes} bytes must be positive"
-            )
         self._owner = owner
-        self._max_records = max_records
-        self._max_bytes = max_bytes
+        self._ledger = Ledger(self._limits(max_records, max_bytes, max_groups))
+        self._revision = 0
         self._segments = segments
         self._encoded: dict[str, bytes] = {}
+        self._group_of: dict[str, str] = {}
         self._failed: set[str] = set()
-        self._byte_count = 0
+        self._group_uses: Counter[str] = Counter()
+        self._reservations: dict[str, _Reserved] = {}
+        self._leases = LeaseTable(clock=clock)
+        self._names = itertools.count()
         self._gate = FenceGate()
         self._fetched: dict[tuple[str, ...], tuple[int, ShmLocation]] = {}
         self._room = Signal()
+        self._expired = 0
+        self._is_closed = False
 
     @property
     def owner(self) -> str:
         """The name under which others reach this store."""
         return self._owner
 
-    def put(self, record: TrajectoryRecord) -> TrajectoryRef:
+    def put(self, record: TrajectoryRecord, *, reservation: Lease | None = None) -> TrajectoryRef:
         """Keeps ``record`` and returns the reference to it.
+
+        Args:
+            record: to keep.
+            reservation: of its group (:meth:`reserve`); the record takes its room from there, and with its
+                last record the reservation is over.
 
         Raises:
             RecordError: it is not valid.
-            StoreFullError: it does not fit now.
-            StoreError: its id is held already.
+            StoreFullError: it does not fit now, or not into its reservation.
+            StoreError: its id is held already, or it is of another group than its reservation.
+            LeaseError: the reservation is over.
+            StoreClosedError: the store is closed.
         """
         record.validate()
-        return self._insert(record, encode(record))
+        encoded = encode(record)
+        if reservation is not None:
+            self._take_reserved(record, len(encoded), reservation)
+            return self._keep(record, encoded)
+        self._check_new(record)
+        if not self._fits(self._amount(record.group_id, 1, len(encoded))):
+            raise self._full(_what(record, encoded))
+        return self._insert(record, encoded)
 
     async def put_when_room(self, record: TrajectoryRecord, deadline_s: float) -> TrajectoryRef:
         """Keeps ``record`` as :meth:`put` does, but waits for room.
 
+        Args:
+            record: to keep.
+            deadline_s: seconds to wait for room.
+
         Raises:
             RecordError: it is not valid.
-            StoreFullError: it would not fit into an empty store.
+            StoreFullError: it would not fit into an empty store, as the bounds are or become meanwhile.
             StoreError: its id is held already.
+            StoreClosedError: the store is closed.
             DeadlineError: there was no room within ``deadline_s`` seconds.
         """
         record.validate()
         encoded = encode(record)
-        if len(encoded) > self._max_bytes:
-            raise self._full(record.record_id, len(encoded))
-        if not await self._room.wait_until(lambda: self._fits(len(encoded)), deadline_s):
-            error = self._full(record.record_id, len(encoded))
-            raise DeadlineError(f"{error}; waited {deadline_s} s") from error
+        self._check_new(record)
+        await self._wait_for_room(_what(record, encoded), record.group_id, 1, len(encoded), deadline_s)
+        self._check_new(record)
         return self._insert(record, encoded)
+
+    async def reserve(
+        self,
+        group_id: str,
+        record_count: int,
+        byte_count: int,
+        deadline_s: float,
+        *,
+        holder: str = "rollout",
+        lease_s: float = 600.0,
+    ) -> Lease:
+        """Reserves room for records of one group before they exist, waiting for it.
+
+        Put the records with the lease that is returned, and :meth:`abort` what is not used of it; it ends by
+        itself at the deadline of the lease.
+
+        Args:
+            group_id: of the records to come.
+            record_count: how many, at most.
+            byte_count: bytes of their MessagePack together, at most.
+            deadline_s: seconds to wait for room.
+            holder: who reserves, as messages name it.
+            lease_s: seconds that the reservation is good for.
+
+        Raises:
+            StoreError: a number is not positive.
+            StoreFullError: it would not fit into an empty store, as the bounds are or become meanwhile.
+            StoreClosedError: the store is closed.
+            LeaseError: ``lease_s`` is not positive and finite.
+            DeadlineError: there was no room within ``deadline_s`` seconds.
+        """
+        if record_count <= 0 or byte_count <= 0:
+            raise StoreError(
+                f"store {self._owner}: {record_count} records of {byte_count} bytes cannot be reserved"
+            )
+        what = f"a reservation for {record_count} records of {byte_count} bytes of group {group_id}"
+        await self._wait_for_room(what, group_id, record_count, byte_count, deadline_s)
+        name = f"reservation {next(self._names)} of {group_id}"
+        lease = self._leases.grant([name], holder, lease_s)
+        left = Amount(0, record_count, byte_count)
+        self._use_group(group_id)
+        self._ledger.reserve(left)
+        self._reservations[name] = _Reserved(group_id, left)
+        return lease
+
+    def abort(self, reservation: Lease) -> None:
+        """Gives back what a reservation has left.
+
+        Raises:
+            LeaseError: it is over.
+        """
+        self.expire()
+        for name in self._leases.release(reservation):
+            self._end_reservation(name)
+
+    def expire(self) -> tuple[Lease, ...]:
+        """Gives back what reservations past their deadline have left; returns these.
+
+        Every other call does this as well.
+        """
+        ended = self._leases.expire()
+        self._expired += len(ended)
+        for _, names in ended:
+            for name in names:
+                self._end_reservation(name)
+        return tuple(lease for lease, _ in ended)
 
     async def fetch(self, refs: Sequence[TrajectoryRef], lease: Lease, deadline_s: float) -> Location:
         """Where the records' MessagePack is; read it with :func:`read_records`.
@@ -139,13 +268,13 @@ class TrajectoryStore:
             deadline_s: seconds the caller waits; above 0.
 
         Raises:
-            StoreError: no refs, one of another owner, a record that is not held, or bytes for which there are
-                no segments.
+            StoreError: no refs, one of another owner, or bytes for which there are no segments.
+            RecordsMissingError: some records are not held, and which.
             LeaseError: a higher fence was seen for one of the records.
             ShmFullError: no room for the segment.
             DeadlineError: ``deadline_s`` is not above 0.
         """
-        if deadline_s <= 0:
+        if not deadline_s > 0:
             raise DeadlineError(f"fetch of {len(refs)} records: the deadline of {deadline_s} s has passed")
         ids = tuple(ref.record_id for ref in refs)
         self._check_held(refs)
@@ -166,11 +295,23 @@ class TrajectoryStore:
             self._fetched[ids] = known
         return known[1]
 
-    async def drop(self, refs: Sequence[TrajectoryRef]) -> int:
-        """Forgets the records of ``refs``, also under a lease in force; returns how many were held."""
-        held = [ref.record_id for ref in refs if ref.record_id in self._encoded]
+    async def drop(self, refs: Sequence[TrajectoryRef], lease: Lease | None = None) -> int:
+        """Forgets the records of ``refs``; returns how many were held.
+
+        Args:
+            refs: of records; those not held here are passed over.
+            lease: of whoever drops them: one with a stale fence drops nothing. Without one they go also under
+                a lease in force.
+
+        Raises:
+            LeaseError: a higher fence was seen for one of the records.
+        """
+        held = list(dict.fromkeys(ref.record_id for ref in refs if ref.record_id in self._encoded))
+        if lease is not None:
+            self._gate.admit(held, lease)
         for record_id in held:
-            self._byte_count -= len(self._encoded.pop(record_id))
+            self._ledger.give(Amount(0, 1, len(self._encoded.pop(record_id))))
+            self._leave_group(self._group_of.pop(record_id))
             self._failed.discard(record_id)
         self._gate.forget(held)
         for ids in [ids for ids in self._fetched if not any(name in self._encoded for name in ids)]:
@@ -178,36 +319,182 @@ class TrajectoryStore:
         self._room.notify()
         return len(held)
 
+    def resize(
+        self, max_records: int, max_bytes: int, max_groups: int | None = None, *, revision: int
+    ) -> int:
+        """Sets new bounds; nothing that is held or reserved is dropped. Waiters whose records would not even
+        fit into an empty store are told at once.
+
+        Args:
+            max_records: bound on the records.
+            max_bytes: bound on the bytes.
+            max_groups: bound on the groups; None for none.
+            revision: of the bounds that the caller believes to be in force
+                (:attr:`StoreStats.limits_revision`).
+
+        Returns:
+            The revision of the new bounds.
+
+        Raises:
+            StoreError: a bound is not positive.
+            StaleResizeError: others are in force.
+            StoreClosedError: the store is closed.
+        """
+        self._check_open()
+        limits = self._limits(max_records, max_bytes, max_groups)
+        if revision != self._revision:
+            raise StaleResizeError(
+                f"a resize of store {self._owner} to {max_records} records, {max_bytes} bytes was made for "
+                f"revision {revision} of the bounds; revision {self._revision} is in force "
+                f"({self._ledger.limits}). Look at stats() and decide again"
+            )
+        self._ledger.limits = limits
+        self._revision += 1
+        self._room.notify_all()
+        return self._revision
+
+    def close(self) -> int:
+        """Drops every record with what was made for fetches, ends reservations and turns waiters away.
+
+        Returns:
+            How many records were held; 0 the second time.
+        """
+        count = len(self._encoded)
+        for ids in list(self._fetched):
+            self._drop_fetched(ids)
+        for lease, _ in self._leases.leases():
+            self._leases.revoke(lease.lease_id)
+        self._gate.forget(self._encoded)
+        for held in (self._encoded, self._group_of, self._failed, self._group_uses, self._reservations):
+            held.clear()
+        self._ledger = Ledger(self._ledger.limits)
+        self._is_closed = True
+        self._room.notify_all()
+        return count
+
     async def stats(self) -> StoreStats:
-        """What is held now."""
+        """What is held at this instant."""
+        self.expire()
+        limits, held, reserved = self._ledger.limits, self._ledger.held, self._ledger.reserved
         return StoreStats(
-            record_count=len(self._encoded),
-            byte_count=self._byte_count,
+            record_count=held.records,
+            byte_count=held.byte_count,
             failed_count=len(self._failed),
-            max_records=self._max_records,
-            max_bytes=self._max_bytes,
+            max_records=limits.records,
+            max_bytes=limits.byte_count,
+            group_count=held.groups,
+            max_groups=None if limits.groups == _UNBOUNDED else limits.groups,
+            reserved_records=reserved.records,
+            reserved_bytes=reserved.byte_count,
+            limits_revision=self._revision,
+            waiting_puts=len(self._room),
+            expired_reservations=self._expired,
         )
 
-    def _fits(self, byte_count: int) -> bool:
-        return len(self._encoded) < self._max_records and self._byte_count + byte_count <= self._max_bytes
+    def _limits(self, max_records: int, max_bytes: int, max_groups: int | None) -> Amount:
+        if max_records <= 0 or max_bytes <= 0 or (max_groups is not None and max_groups <= 0):
+            raise StoreError(
+                f"store {self._owner}: the bounds {max_records} records, {max_bytes} bytes, {max_groups} "
+                "groups must be positive"
+            )
+        return Amount(_UNBOUNDED if max_groups is None else max_groups, max_records, max_bytes)
 
-    def _full(self, record_id: str, byte_count: int) -> StoreFullError:
+    async def _wait_for_room(
+        self, what: str, group_id: str, records: int, byte_count: int, deadline_s: float
+    ) -> None:
+        def check() -> None:
+            self._check_open()
+            if not self._ledger.fits_empty(Amount(1, records, byte_count)):
+                raise self._full(what)
+
+        if not await self._room.wait_until(
+            lambda: self._fits(self._amount(group_id, records, byte_count)),
+            deadline_s,
+            check=check,
+            next_look_s=self._leases.seconds_to_next_expiry,
+        ):
+            error = self._full(what)
+            raise DeadlineError(f"{error}; waited {deadline_s} s") from error
+
+    def _amount(self, group_id: str, records: int, byte_count: int) -> Amount:
+        return Amount(int(group_id not in self._group_uses), records, byte_count)
+
+    def _fits(self, amount: Amount) -> bool:
+        self.expire()
+        return self._ledger.fits(amount)
+
+    def _full(self, what: str) -> StoreFullError:
+        held, limits, reserved = self._ledger.held, self._ledger.limits, self._ledger.reserved
+        groups = "" if limits.groups == _UNBOUNDED else f"{held.groups} of {limits.groups} groups, "
         return StoreFullError(
-            f"record {record_id} of {byte_count} bytes does not fit into store {self._owner}: "
-            f"{len(self._encoded)} of {self._max_records} records, {self._byte_count} of {self._max_bytes} "
-            "bytes are held"
+            f"{what} does not fit into store {self._owner}: {groups}{held.records} of {limits.records} "
+            f"records, {held.byte_count} of {limits.byte_count} bytes are held, and {reserved.records} "
+            f"records, {reserved.byte_count} bytes reserved"
         )
 
-    def _insert(self, record: TrajectoryRecord, encoded: bytes) -> TrajectoryRef:
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreClosedError(f"store {self._owner} was closed")
+
+    def _check_new(self, record: TrajectoryRecord) -> None:
+        self._check_open()
         if record.record_id in self._encoded:
             raise StoreError(f"record {record.record_id} is held by store {self._owner} already")
-        if not self._fits(len(encoded)):
-            raise self._full(record.record_id, len(encoded))
+
+    def _take_reserved(self, record: TrajectoryRecord, byte_count: int, lease: Lease) -> None:
+        """Moves what ``record`` needs from its reservation to what is held, or changes nothing."""
+        self.expire()
+        (name,) = self._leases.check(lease)
+        self._check_new(record)
+        reserved = self._reservations[name]
+        if record.group_id != reserved.group_id:
+            raise StoreError(
+                f"record {record.record_id} is of group {record.group_id}; its reservation is for group "
+                f"{reserved.group_id}"
+            )
+        amount = Amount(0, 1, byte_count)
+        if not amount.is_within(reserved.left):
+            raise StoreFullError(
+                f"record {record.record_id} of {byte_count} bytes does not fit into its reservation in store "
+                f"{self._owner}, of which {reserved.left.records} records, {reserved.left.byte_count} bytes "
+                "are left"
+            )
+        self._use_group(record.group_id)
+        reserved.left -= amount
+        self._ledger.unreserve(amount)
+        self._ledger.take(amount)
+        if reserved.left.records == 0:
+            self._leases.release(lease)
+            self._end_reservation(name)
+
+    def _end_reservation(self, name: str) -> None:
+        reserved = self._reservations.pop(name)
+        self._ledger.unreserve(reserved.left)
+        self._leave_group(reserved.group_id)
+        self._room.notify()
+
+    def _insert(self, record: TrajectoryRecord, encoded: bytes) -> TrajectoryRef:
+        self._use_group(record.group_id)
+        self._ledger.take(Amount(0, 1, len(encoded)))
+        return self._keep(record, encoded)
+
+    def _keep(self, record: TrajectoryRecord, encoded: bytes) -> TrajectoryRef:
         self._encoded[record.record_id] = encoded
-        self._byte_count += len(encoded)
+        self._group_of[record.record_id] = record.group_id
         if record.error is not None:
             self._failed.add(record.record_id)
         return trajectory_ref(record, self._owner, byte_count=len(encoded))
+
+    def _use_group(self, group_id: str) -> None:
+        if group_id not in self._group_uses:
+            self._ledger.take(Amount(groups=1))
+        self._group_uses[group_id] += 1
+
+    def _leave_group(self, group_id: str) -> None:
+        self._group_uses[group_id] -= 1
+        if not self._group_uses[group_id]:
+            del self._group_uses[group_id]
+            self._ledger.give(Amount(groups=1))
 
     def _check_held(self, refs: Sequence[TrajectoryRef]) -> None:
         if not refs:
@@ -215,12 +502,9 @@ class TrajectoryStore:
         for ref in refs:
             if ref.owner != self._owner:
                 raise StoreError(f"record {ref.record_id} is with {ref.owner!r}, not with {self._owner!r}")
-        missing = [ref.record_id for ref in refs if ref.record_id not in self._encoded]
+        missing = tuple(ref.record_id for ref in refs if ref.record_id not in self._encoded)
         if missing:
-            raise StoreError(
-                f"store {self._owner} does not hold {len(missing)} of {len(refs)} records, the first "
-                f"{missing[0]}: dropped, or never put here"
-            )
+            raise RecordsMissingError(self._owner, missing, len(refs))
 
     def _drop_fetched_below(self, ids: Iterable[str], fence: int) -> None:
         asked = set(ids)
@@ -233,6 +517,10 @@ class TrajectoryStore:
         _, location = self._fetched.pop(ids)
         if self._segments is not None:
             self._segments.drop(location)
+
+
+def _what(record: TrajectoryRecord, encoded: bytes) -> str:
+    return f"record {record.record_id} of {len(encoded)} bytes"
 
 
 def read_records(location: Location) -> list[TrajectoryRecord]:

@@ -7,29 +7,42 @@ from collections.abc import Callable
 from art_dataplane.errors import DeadlineError
 
 
+def _nothing() -> None:
+    return None
+
+
 class Signal:
     """Wakes those who wait for a condition whenever it may have become true.
 
     What always holds: waiters are served in the order in which they came, so a large request is not overtaken
-    for ever by small ones; a cancelled waiter leaves nothing behind.
+    for ever by small ones; a waiter that was cancelled, gave up or was served leaves nothing behind, and the
+    one behind it looks next.
     """
 
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []
 
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiters)
+
     def notify(self) -> None:
         """Lets the first waiter look at its condition."""
+        for waiter in self._waiters[:1]:
+            _wake(waiter)
+
+    def notify_all(self) -> None:
+        """Lets the first waiter look at its condition, and every waiter whether it still has a chance."""
         for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-            break
+            _wake(waiter)
 
     async def wait_until(
         self,
         condition: Callable[[], bool],
         deadline_s: float,
         *,
-        next_look_s: Callable[[], float | None] = lambda: None,
+        check: Callable[[], None] = _nothing,
+        next_look_s: Callable[[], float | None] = _nothing,
     ) -> bool:
         """Waits until it is this caller's turn and ``condition()`` is true.
 
@@ -38,6 +51,8 @@ class Signal:
         Args:
             condition: looked at when notified; may change state (expire leases).
             deadline_s: seconds from now, not negative.
+            check: raises when waiting is of no use any more; looked at first, and whether or not it is this
+                caller's turn.
             next_look_s: after how many seconds to look again without being notified; None for never.
 
         Returns:
@@ -48,6 +63,7 @@ class Signal:
         """
         if not deadline_s >= 0 or math.isinf(deadline_s):
             raise DeadlineError(f"a deadline of {deadline_s} s; give a finite number of seconds, at least 0")
+        check()
         if not self._waiters and condition():
             return True
         loop = asyncio.get_running_loop()
@@ -56,6 +72,7 @@ class Signal:
         self._waiters.append(ticket)
         try:
             while True:
+                check()
                 first = self._waiters[0] is ticket
                 if first and condition():
                     return True
@@ -71,3 +88,8 @@ class Signal:
         finally:
             self._waiters.remove(ticket)
             self.notify()
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
