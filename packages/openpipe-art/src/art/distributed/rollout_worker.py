@@ -131,7 +131,7 @@ class RolloutWorker:
                 record_id=record_id,
                 group_id=group_id,
                 exchanges=(),
-                reward=0.0,
+                reward=None,
                 error=RolloutError(failure.kind, failure.message, failure.traceback),
             )
         timing = RolloutTiming(time.monotonic() - started, started_unix_s)
