@@ -5,8 +5,10 @@ process *receives* it into a segment of its own, once for all ranks of the host,
 The location says which transport it is; nothing ever changes from one to another on the way.
 """
 
-from typing import Protocol
+from collections.abc import Collection
+from typing import Literal, Protocol
 
+from art_dataplane.errors import TransportError
 from art_dataplane.locations import NixlLocation, ShmLocation, StreamLocation
 from art_dataplane.shm import ShmSegmentStore
 
@@ -70,3 +72,44 @@ class Transport(Protocol):
             deadline_s: seconds for an orderly end; what is left then is ended at once.
         """
         ...
+
+
+TransportChoice = Literal["auto", "shm", "stream", "nixl"]
+"""How a user says which transport to take: by name, or ``auto`` for the rule of :func:`choose_transport`."""
+
+
+def choose_transport(choice: TransportChoice, *, same_host: bool, available: Collection[str]) -> str:
+    """The transport to offer bytes by; the location of the reference then says which one it was.
+
+    The rule of ``auto``: shared memory on one host; between hosts NIXL where it is available, else the
+    stream.
+
+    Args:
+        choice: a name, or ``auto``.
+        same_host: whether owner and user are on one host.
+        available: names of the transports that both ends have.
+
+    Raises:
+        TransportError: the one that was named is not possible, or the rule finds none.
+    """
+    between_hosts = [name for name in ("nixl", "stream") if name in available]
+    listed = ", ".join(between_hosts) or "none"
+    if choice == "auto":
+        if same_host:
+            return "shm"
+        if not between_hosts:
+            raise TransportError(
+                "no transport between hosts is available; make a StreamTransport at both ends"
+            )
+        return between_hosts[0]
+    if choice == "shm":
+        if not same_host:
+            raise TransportError(
+                f"shared memory does not reach another host; take auto or one that is available: {listed}"
+            )
+        return choice
+    if choice not in ("stream", "nixl"):
+        raise TransportError(f"there is no transport {choice!r}; auto, shm, stream or nixl")
+    if choice not in between_hosts:
+        raise TransportError(f"transport {choice} is not available at both ends; available: {listed}")
+    return choice
