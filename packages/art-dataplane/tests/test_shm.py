@@ -268,22 +268,30 @@ def test_what_a_killed_owner_left_is_found_and_swept_only_once_it_is_dead(run_id
 def test_a_reused_process_id_is_not_mistaken_for_the_owner(run_id):
     me = ProcessIdentity.current()
     earlier = f"art-{run_id}-{me.pid}-{me.start_ticks - 1}.{me.namespace}-0"
-    elsewhere = f"art-{run_id}-{me.pid}-{me.start_ticks}.{me.namespace + 1}-0"
     mine = f"art-{run_id}-{me.pid}-{me.start_ticks}.{me.namespace}-999999"
-    paths = [Path("/dev/shm") / name for name in (earlier, elsewhere, mine)]
+    paths = [Path("/dev/shm") / name for name in (earlier, mine)]
     for path in paths:
         path.write_bytes(b"x")
     try:
-        assert {info.name: info.owner_alive for info in list_segments(run_id)} == {
-            earlier: False,
-            elsewhere: None,
-            mine: True,
-        }
+        assert {info.name: info.owner_alive for info in list_segments(run_id)} == {earlier: False, mine: True}
         assert [info.name for info in sweep(run_id)] == [earlier]
-        assert [path.exists() for path in paths] == [False, True, True]
+        assert [path.exists() for path in paths] == [False, True]
     finally:
         for path in paths:
             path.unlink(missing_ok=True)
+
+
+def test_an_owner_in_another_namespace_lives_as_long_as_it_holds_its_lock(segments, run_id):
+    me = ProcessIdentity.current()
+    elsewhere = f"art-{run_id}-{me.pid}-{me.start_ticks}.{me.namespace + 1}-0"
+    location = commit(segments, b"abc")
+    os.link(f"/dev/shm/{location.name}", f"/dev/shm/{elsewhere}")
+    assert {info.name: info.owner_alive for info in list_segments(run_id)}[elsewhere] is True
+    assert sweep(run_id) == ()
+    segments.drop(location)
+    assert [(info.name, info.owner_alive) for info in list_segments(run_id)] == [(elsewhere, False)]
+    assert [info.name for info in sweep(run_id)] == [elsewhere]
+    assert list_segments(run_id) == ()
 
 
 def test_a_run_whose_name_begins_like_another_is_left_alone(run_id):

@@ -14,7 +14,7 @@ from art_dataplane.context_plan import ContextPlan
 from art_dataplane.errors import BatchClosedError, BatchError, DataPlaneError
 from art_dataplane.leases import Lease
 from art_dataplane.locations import Location, TensorSpec, check_layout
-from art_dataplane.segments import MappedBytes, map_location
+from art_dataplane.segments import MappedBytes, MappingCache
 
 TENSOR_DTYPES: Mapping[str, tuple[str, ...]] = {
     "token_ids": ("int32",),
@@ -42,6 +42,9 @@ OPTIONAL_TENSORS = frozenset({"routes", "loss_reference_logprob", "loss_kl_weigh
 Objective = Literal["rl", "sft"]
 """What a batch is for: ``"rl"`` has advantages and the log-probs of the policy that sampled; with ``"sft"``
 each target has the advantage 1, and ``loss_old_logprob`` and ``loss_version`` are 0 and without meaning."""
+
+KEEP_BYTES = 8 << 30
+"""Address space, not memory, that a :class:`ShmBatchMapper` keeps unless told otherwise."""
 
 
 class PackingCounts(msgspec.Struct, frozen=True):
@@ -398,7 +401,15 @@ def _check_tensors(ref: PackedBatchRef, tensors: BatchTensors) -> None:
 
 
 class ShmBatchMapper:
-    """Maps batches that are inline or in shared memory of this host; implements :class:`BatchMapper`."""
+    """Maps batches that are inline or in shared memory of this host; implements :class:`BatchMapper`.
+
+    Args:
+        keep_bytes: bound on the address space of mappings that are kept for segments that are used again, see
+            :class:`art_dataplane.MappingCache`.
+    """
+
+    def __init__(self, keep_bytes: int = KEEP_BYTES) -> None:
+        self._cache = MappingCache(keep_bytes)
 
     def map(self, ref: PackedBatchRef) -> PackedBatch:
         """Maps the batch of ``ref`` read-only.
@@ -407,12 +418,16 @@ class ShmBatchMapper:
             ShmError: the segment is gone or too small.
             BatchError: the reference does not describe the bytes.
         """
-        mapped = map_location(ref.location)
+        mapped = self._cache.map(ref.location)
         try:
             return PackedBatch(ref, mapped)
         except BaseException:
             mapped.close()
             raise
+
+    def close(self) -> None:
+        """Keeps no mapping any longer; batches that are open stay so."""
+        self._cache.close()
 
 
 class BatchMapper(Protocol):

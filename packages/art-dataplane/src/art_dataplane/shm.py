@@ -5,6 +5,8 @@ What always holds:
 - Its pages are allocated before the first byte is written, so a write never ends in SIGBUS.
 - A location exists only for committed bytes, and committed bytes never change. A mapping stays valid after
   the owner dropped the segment; the memory goes when the last mapping goes.
+- A finished segment is written again only if the kernel says that nobody has it mapped
+  (:mod:`art_dataplane.segment_files`); one that somebody has is removed instead.
 - The bytes of all segments of a store, spare ones included, never exceed its capacity.
 - Only the owner removes a segment while it lives. No resource tracker takes part.
 """
@@ -18,95 +20,33 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
+import numpy as np
 
 from art_dataplane.errors import LeaseError, ShmError, ShmFullError
 from art_dataplane.leases import Lease, LeaseTable, Outcome
 from art_dataplane.locations import Location, ShmLocation
 from art_dataplane.processes import ProcessIdentity
-from art_dataplane.segments import (
+from art_dataplane.reservation import Reservation
+from art_dataplane.segment_files import (
     SHM_DIRECTORY,
-    MappedBytes,
+    USE_LOCK,
     create_segment,
     is_run_id,
-    map_location,
+    lock,
     new_segment_name,
+    remove_segment,
     unlink_segment,
+    unlock,
 )
+from art_dataplane.segments import MappedBytes, map_location
 
-
-class Reservation:
-    """A segment that is being written. Made by :meth:`ShmSegmentStore.reserve`.
-
-    Commit it or abort it; a ``with`` statement aborts what is still open.
-    """
-
-    def __init__(self, store: "ShmSegmentStore", name: str, byte_count: int, mapping: mmap.mmap) -> None:
-        self._store = store
-        self._name = name
-        self._byte_count = byte_count
-        self._mapping: mmap.mmap | None = mapping
-        self._buffer = memoryview(mapping)[:byte_count]
-
-    @property
-    def name(self) -> str:
-        """Of the segment."""
-        return self._name
-
-    @property
-    def byte_count(self) -> int:
-        """How many bytes were asked for."""
-        return self._byte_count
-
-    @property
-    def buffer(self) -> memoryview:
-        """The bytes to write, writable until commit or abort.
-
-        Raises:
-            ShmError: after either.
-        """
-        if self._mapping is None:
-            raise ShmError(f"the reservation of {self._name} is over; reserve again")
-        return self._buffer
-
-    def commit(self) -> ShmLocation:
-        """Ends writing, makes the bytes immutable and says where they are.
-
-        Raises:
-            ShmError: it is over already, or arrays over ``buffer`` still exist that could be written to.
-        """
-        if self._mapping is None:
-            raise ShmError(f"the reservation of {self._name} is over; reserve again")
-        try:
-            self._buffer.release()
-            self._mapping.close()
-        except BufferError as error:
-            self._buffer = memoryview(self._mapping)[: self._byte_count]
-            raise ShmError(
-                f"segment {self._name} cannot be committed while views of its buffer exist; delete them first"
-            ) from error
-        self._mapping = None
-        return self._store._commit(self._name, self._byte_count)
-
-    def abort(self) -> None:
-        """Gives the segment up; nothing happens when it is over already."""
-        mapping, self._mapping = self._mapping, None
-        if mapping is not None:
-            self._store._forget(self._name)
-            MappedBytes(self._buffer, mapping).close()
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Aborts unless committed."""
-        self.abort()
+__all__ = ["Reservation", "ShmSegmentStore", "ShmStats"]
 
 
 class _Segment(msgspec.Struct):
     allocated: int
+    descriptor: int  # holds the owner's lock, and the lock for use unless the segment is committed
+    mapping: mmap.mmap | None
     location: ShmLocation | None = None
 
 
@@ -119,6 +59,8 @@ class ShmStats(msgspec.Struct, frozen=True):
         spare_bytes: bytes of finished segments that are kept to be used again.
         leased_count: segments that are leased.
         capacity_bytes: bound on used and spare bytes together.
+        recycled_count: how often a finished segment was used again.
+        still_mapped_count: how often one could not be, since somebody had it mapped when it was dropped.
     """
 
     segment_count: int
@@ -126,6 +68,8 @@ class ShmStats(msgspec.Struct, frozen=True):
     spare_bytes: int
     leased_count: int
     capacity_bytes: int
+    recycled_count: int = 0
+    still_mapped_count: int = 0
 
 
 class ShmSegmentStore:
@@ -134,8 +78,8 @@ class ShmSegmentStore:
     Args:
         run_id: letters, digits, ``_``, ``.`` and ``-``; every segment of the run starts with ``art-RUN-``.
         capacity_bytes: bound on all bytes of this store, counted in whole pages.
-        recycle_bytes: at most so many bytes of finished segments are kept and used again, which saves the
-            kernel clearing new pages.
+        recycle_bytes: at most so many bytes of finished segments are kept and used again, with their
+            mapping: new pages cost more than what is written into them.
         clock: for leases; seconds, monotonic.
 
     Raises:
@@ -164,7 +108,9 @@ class ShmSegmentStore:
         self._owner = ProcessIdentity.current()
         self._lock = threading.RLock()
         self._segments: dict[str, _Segment] = {}
-        self._spare: dict[str, int] = {}
+        self._spare: dict[str, _Segment] = {}
+        self._recycled_count = 0
+        self._still_mapped_count = 0
         self._leases = LeaseTable() if clock is None else LeaseTable(clock=clock)
 
     @property
@@ -185,21 +131,11 @@ class ShmSegmentStore:
             self._check_owner()
             allocated = -(-byte_count // mmap.PAGESIZE) * mmap.PAGESIZE
             name = self._new_name()
-            spare = self._take_spare(allocated)
-            if spare is not None:
-                spare_name, allocated = spare
-                os.rename(SHM_DIRECTORY / spare_name, SHM_DIRECTORY / name)
-                os.chmod(SHM_DIRECTORY / name, 0o600)
-                descriptor = os.open(SHM_DIRECTORY / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            else:
-                self._make_room(allocated)
-                descriptor = create_segment(name, allocated)
-            try:
-                mapping = mmap.mmap(descriptor, allocated, flags=mmap.MAP_SHARED)
-            finally:
-                os.close(descriptor)
-            self._segments[name] = _Segment(allocated)
-            return Reservation(self, name, byte_count, mapping)
+            segment = self._take_spare(allocated, name) or self._create(allocated, name)
+            assert segment.mapping is not None
+            self._segments[name] = segment
+            array = np.frombuffer(segment.mapping, np.uint8, byte_count)
+            return Reservation(name, array, self._commit, self._give_up)
 
     def map(self, location: Location) -> MappedBytes:
         """Maps ``location`` read-only; the same as :func:`art_dataplane.map_location`.
@@ -214,12 +150,17 @@ class ShmSegmentStore:
 
         Args:
             location: where the segment is; inline bytes need no dropping.
-            reusable: the caller knows that no reader has it mapped, so its pages may be used again.
+            reusable: its pages may be used again; they are only if nobody has them mapped, which the kernel
+                answers.
 
         Returns:
             False when this store does not hold it (any more).
+
+        Raises:
+            ShmError: the store belongs to another process (it was forked).
         """
         with self._lock:
+            self._check_owner()
             if not isinstance(location, ShmLocation) or location.name not in self._segments:
                 return False
             self._forget(location.name, reusable=reusable)
@@ -238,21 +179,24 @@ class ShmSegmentStore:
             LeaseError: it is leased already, or ``duration_s`` is not positive.
         """
         with self._lock:
+            self._check_owner()
             self._committed(location.name)
             return self._leases.grant([location.name], holder, duration_s)
 
     def release(self, location: ShmLocation, lease: Lease, outcome: Outcome) -> None:
-        """Ends a lease. The holder has unmapped the segment before.
+        """Ends a lease. The holder has closed the segment before.
 
         Args:
             location: where the segment is.
             lease: on this segment.
-            outcome: ``CONSUMED`` drops the segment for reuse, ``DISCARDED`` leaves it for another grant.
+            outcome: ``CONSUMED`` drops the segment for reuse (when somebody has it mapped all the same, it
+                is removed instead), ``DISCARDED`` leaves it for another grant.
 
         Raises:
             LeaseError: the lease is not in force, or is one on another segment.
         """
         with self._lock:
+            self._check_owner()
             if location.name not in self._leases.check(lease):
                 raise LeaseError(
                     f"lease {lease.lease_id} (fence {lease.fence}) is not one on {location.name}"
@@ -268,12 +212,14 @@ class ShmSegmentStore:
             What was dropped.
         """
         with self._lock:
+            self._check_owner()
             names = [name for lease, items in self._leases.leases() if lease.fence <= fence for name in items]
             return self._reclaim(names)
 
     def reclaim_expired(self) -> tuple[ShmLocation, ...]:
         """Drops every segment whose lease is past its deadline, and returns what was dropped."""
         with self._lock:
+            self._check_owner()
             return self._reclaim([name for _, items in self._leases.expire() for name in items])
 
     def stats(self) -> ShmStats:
@@ -282,9 +228,11 @@ class ShmSegmentStore:
             return ShmStats(
                 segment_count=len(self._segments),
                 used_bytes=sum(segment.allocated for segment in self._segments.values()),
-                spare_bytes=sum(self._spare.values()),
+                spare_bytes=self._spare_bytes(),
                 leased_count=len(self._leases),
                 capacity_bytes=self._capacity,
+                recycled_count=self._recycled_count,
+                still_mapped_count=self._still_mapped_count,
             )
 
     def close(self) -> None:
@@ -296,8 +244,7 @@ class ShmSegmentStore:
             for name in [*self._segments]:
                 self._forget(name)
             for name in [*self._spare]:
-                del self._spare[name]
-                unlink_segment(name)
+                self._drop_spare(name)
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -309,15 +256,34 @@ class ShmSegmentStore:
         """Closes."""
         self.close()
 
+    def _create(self, allocated: int, name: str) -> _Segment:
+        self._make_room(allocated)
+        descriptor = create_segment(name, allocated)
+        try:
+            # Populated: one call instead of a fault at every page that is written.
+            mapping = mmap.mmap(descriptor, allocated, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except BaseException:
+            unlink_segment(name)
+            os.close(descriptor)
+            raise
+        return _Segment(allocated, descriptor, mapping)
+
     def _commit(self, name: str, byte_count: int) -> ShmLocation:
         with self._lock:
             self._check_owner()
             if name not in self._segments:
                 raise ShmError(f"segment {name} is gone: its store was closed")
-            os.chmod(SHM_DIRECTORY / name, 0o400)
-            location = ShmLocation(name, 0, byte_count)
-            self._segments[name].location = location
-            return location
+            segment = self._segments[name]
+            if segment.allocated > self._recycle:
+                segment.mapping = None
+            os.fchmod(segment.descriptor, 0o400)
+            unlock(segment.descriptor, USE_LOCK)
+            segment.location = ShmLocation(name, 0, byte_count)
+            return segment.location
+
+    def _give_up(self, name: str, reusable: bool) -> None:
+        if os.getpid() == self._owner.pid:  # not what a forked child inherited
+            self._forget(name, reusable=reusable)
 
     def _forget(self, name: str, *, reusable: bool = False) -> None:
         with self._lock:
@@ -327,12 +293,16 @@ class ShmSegmentStore:
             lease = self._leases.lease_of(name)
             if lease is not None:
                 self._leases.revoke(lease.lease_id)
-            if reusable and sum(self._spare.values()) + segment.allocated <= self._recycle:
+            if reusable and self._spare_bytes() + segment.allocated <= self._recycle:
                 spare_name = self._new_name()
                 os.rename(SHM_DIRECTORY / name, SHM_DIRECTORY / spare_name)  # the old name must not resolve
-                self._spare[spare_name] = segment.allocated
-            else:
-                unlink_segment(name)
+                if lock(segment.descriptor, USE_LOCK):
+                    segment.location = None
+                    self._spare[spare_name] = segment
+                    return
+                self._still_mapped_count += 1
+                name = spare_name
+            _remove(name, segment, revoked=segment.location is not None or reusable)
 
     def _committed(self, name: str) -> ShmLocation:
         segment = self._segments.get(name)
@@ -346,20 +316,31 @@ class ShmSegmentStore:
             self._forget(name)
         return locations
 
-    def _take_spare(self, allocated: int) -> tuple[str, int] | None:
-        fitting = [(size, name) for name, size in self._spare.items() if allocated <= size <= 2 * allocated]
+    def _take_spare(self, allocated: int, name: str) -> _Segment | None:
+        fitting = [
+            (spare.allocated, spare_name)
+            for spare_name, spare in self._spare.items()
+            if allocated <= spare.allocated <= 2 * allocated
+        ]
         if not fitting:
             return None
-        size, name = min(fitting)
-        del self._spare[name]
-        return name, size
+        _, spare_name = min(fitting)
+        os.rename(SHM_DIRECTORY / spare_name, SHM_DIRECTORY / name)
+        segment = self._spare.pop(spare_name)
+        os.fchmod(segment.descriptor, 0o600)
+        self._recycled_count += 1
+        return segment
+
+    def _drop_spare(self, name: str) -> None:
+        _remove(name, self._spare.pop(name), revoked=True)
+
+    def _spare_bytes(self) -> int:
+        return sum(spare.allocated for spare in self._spare.values())
 
     def _make_room(self, allocated: int) -> None:
         used = sum(segment.allocated for segment in self._segments.values())
-        while self._spare and used + sum(self._spare.values()) + allocated > self._capacity:
-            name = next(iter(self._spare))
-            del self._spare[name]
-            unlink_segment(name)
+        while self._spare and used + self._spare_bytes() + allocated > self._capacity:
+            self._drop_spare(next(iter(self._spare)))
         if used + allocated > self._capacity:
             raise ShmFullError(
                 f"a segment of {allocated} bytes does not fit: {used} of {self._capacity} bytes are used by "
@@ -374,3 +355,14 @@ class ShmSegmentStore:
             raise ShmError(
                 f"this store belongs to process {self._owner.pid}; make one in {os.getpid()} after the fork"
             )
+
+
+def _remove(name: str, segment: _Segment, *, revoked: bool) -> None:
+    """Removes a segment. Unless its buffer is ``revoked`` somebody may write to it, and its pages stay."""
+    try:
+        if revoked:
+            remove_segment(name, segment.descriptor)
+        else:
+            unlink_segment(name)
+    finally:
+        os.close(segment.descriptor)
