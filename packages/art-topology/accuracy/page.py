@@ -9,6 +9,7 @@ from statistics import mean
 import msgspec
 
 from accuracy import seeds
+from accuracy.checkpoints import load_checkpoints
 from accuracy.parts import parts, tried
 from accuracy.predict import RL_GROUP_SIZE, RL_PROMPT_TOKENS, Prediction, machine_of, model_of, predict
 from accuracy.rows import HERE, Row, Source, load_excluded, load_rows
@@ -51,6 +52,7 @@ def render() -> str:
         *_rounds(rows),
         *_seeds(),
         *_parameters([p for p in predictions if p.row.kind == "parameters"]),
+        *_checkpoints(),
     ]
     for kind in ("memory", "step_time", "rl_step"):
         lines += _kind(kind, [p for p in predictions if p.row.kind == kind])
@@ -287,6 +289,32 @@ def _parameters(predictions: Sequence[Prediction]) -> list[str]:
         difference = int(p.value - p.row.value)
         name = p.row.model + (" with MTP" if p.row.include_mtp else "")
         lines.append(f"| {name} | {int(p.row.value):,} | {int(p.value):,} | {difference:,} | {where} |")
+    return [*lines, ""]
+
+
+def _checkpoints() -> list[str]:
+    lines = [
+        "## Quantized checkpoints",
+        "",
+        *_paragraphs(
+            """
+            What a service's weights take is read from `quantization_config` of the model's config.json:
+            numbers of a few bits, their scales and zero points, and the dtype for what is not quantized.
+            Nothing of it is fitted. Files have headers beside the tensors. The exact numbers were found in
+            stored public repositories that quote the hub's.
+            """
+        ),
+        "| checkpoint | quantized | published | predicted | error | published is |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    for found in load_checkpoints():
+        form = found.described.quantization
+        assert form is not None
+        error = found.predicted_bytes / found.bytes - 1
+        lines.append(
+            f"| {found.repository} | {form.told} | {found.bytes:,} | {found.predicted_bytes:,} | "
+            f"{error:+.3%} | [{found.what}]({found.url}) |"
+        )
     return [*lines, ""]
 
 

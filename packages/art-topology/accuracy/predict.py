@@ -83,7 +83,8 @@ def machine_of(name: str) -> Machine:
 
 
 @cache
-def _config(name: str) -> dict[str, Any]:
+def config_of(name: str) -> dict[str, Any]:
+    """The configuration of a model of ``models/``."""
     found = json.loads((HERE / "models" / f"{name}.json").read_text(encoding="utf-8"))
     assert isinstance(found, dict)
     return found
@@ -91,7 +92,7 @@ def _config(name: str) -> dict[str, Any]:
 
 def describe(name: str, overrides: dict[str, int] | None = None) -> ModelDescription:
     """A model of ``models/``: from its configuration, or from shapes where it has none."""
-    config = {**_config(name), **(overrides or {})}
+    config = {**config_of(name), **(overrides or {})}
     for key in ("layer_types", "indexer_types"):
         if key in config:
             config[key] = config[key][: config["num_hidden_layers"]]

@@ -18,6 +18,7 @@ from art_topology.passes.memory import check_memory
 from art_topology.passes.model_facts import facts_of
 from art_topology.passes.placement import check_leftovers, check_placements
 from art_topology.passes.ports import check_ports
+from art_topology.passes.served_weights import check_served_weights
 from art_topology.passes.services import ServedModel, check_services
 from art_topology.passes.trainer import TrainerFacts, check_trainer
 from art_topology.passes.transports import check_nccl, check_nixl
@@ -67,8 +68,9 @@ def compile_topology(
     ranks = TrainerFacts()
     if trainer is not None:
         ranks = check_trainer(trainer, table, facts, workload, findings)
-    served = ServedModel(facts, workload, model_name, services)
+    served = ServedModel(facts, workload, model_name, services, model)
     settled = check_services(services, table, served, findings)
+    check_served_weights(services, served, model, findings)
     check_ports(table, check_endpoints(table, trainer, services, findings), findings)
     check_nccl(cluster, workloads, findings)
     check_nixl(cluster, trainer, ranks, services, settled, findings)

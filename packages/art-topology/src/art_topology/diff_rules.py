@@ -58,6 +58,7 @@ _SERVICE_FIELDS = {
     "max_lora_rank": "largest rank of an adapter (max_lora_rank)",
     "max_loras": "adapters at once (max_loras)",
     "dtype": "type of weights (dtype)",
+    "weights": "form of the stored weights (weights)",
     "seed": "seed (seed)",
     "gpu_memory_utilization": "share of GPU memory (gpu_memory_utilization)",
     "kv_cache_bytes": "bytes for the KV cache (kv_cache_bytes)",
@@ -132,6 +133,7 @@ RULES: dict[str, dict[str, Rule]] = {
                 "kv_cache_bytes",
             )
         },
+        "weights": Rule(_SERVICE_FIELDS["weights"], "nothing", _CHECKS),
         "members": Rule("placement", "service", _PLACES),
         "leader": Rule("address of the API", "service", "it listens there from its start"),
         "rendezvous": Rule("rendezvous", "service", "its members meet there when they start"),

@@ -7,6 +7,9 @@ import msgspec
 from art_topology.cluster import CpuPlacement, EndpointSpec, GpuPlacement
 from art_topology.spec import Count, Name, Seconds, Spec, Ways
 
+ServedWeights = Literal["auto", "unquantized", "fp8", "mxfp4", "nvfp4", "int8", "int4"]
+"""How a service says that its weights are stored; ``auto``: as the model's ``config.json`` says."""
+
 
 class VllmParallelSpec(Spec, frozen=True, kw_only=True):
     """How vLLM divides the model: ``tp * pp * dp`` workers.
@@ -55,6 +58,9 @@ class ModelServiceSpec(Spec, frozen=True, kw_only=True):
         max_lora_rank: Largest rank of an adapter; one of vLLM's (1, 8, 16, 32, 64, 128, 256, 320, 512).
         max_loras: How many adapters can be active at once.
         dtype: Type of weights and activations; "auto" takes the model's.
+        weights: How the weights in the folder that is loaded are stored: "unquantized", or in which form;
+            "auto" is what ``quantization_config`` in the model's config.json says. Memory is planned with it;
+            vLLM reads it from the folder itself.
         seed: Seed of the engine's sampler.
         gpu_memory_utilization: Share of each GPU's memory that vLLM may use. GPU members only.
         kv_cache_bytes: Memory for the KV cache of each worker, in bytes; by default vLLM decides.
@@ -75,6 +81,7 @@ class ModelServiceSpec(Spec, frozen=True, kw_only=True):
     max_lora_rank: Count = 16
     max_loras: Count = 1
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: ServedWeights = "auto"
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     kv_cache_bytes: Count | None = None

@@ -302,3 +302,46 @@ def test_slices_and_other_gpus_are_told(art: Run, folder: Path, cluster_file: Pa
     told = art("plan", "--model", "config.json", "--cluster", "mixed.toml", "--gpu", "H200")
     assert told.code == 0
     assert "every GPU is a H200, though hosts say B300 (gpu_model)" in told.out
+
+
+def test_the_form_of_the_services_weights_is_told_and_can_be_said(art: Run, model_file: Path) -> None:
+    config = json.loads(model_file.read_text(encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    fp8 = model_file.with_name("fp8.json")
+    fp8.write_text(json.dumps(config), encoding="utf-8")
+    shown = art("plan", "--model", fp8, *GPUS, "--why", 1).out
+    told = art("plan", "--model", fp8, *GPUS, "--json").json["served_weights"]
+    assert "fp8 in blocks of 128 x 128: attention" in told
+    assert told.endswith(
+        "(config.json's quantization_config), the rest bfloat16; the trainer holds all in bfloat16"
+    )
+    assert f"served     {told}" in shown
+    assert "weights as fp8 in blocks of 128 x 128, 8.002 bits each with scales" in shown
+    assert art("plan", "--model", model_file, *GPUS, "--json").json["served_weights"] is None
+    plain = art("plan", "--model", fp8, *GPUS, "--service-weights", "unquantized", "--json").json
+    assert plain["served_weights"].endswith("all bfloat16 (--service-weights)")
+    assert plain["plans"][0]["service_memory"][0]["bytes"] > _weights(art, fp8)
+
+
+def _weights(art: Run, model: Path) -> int:
+    return int(art("plan", "--model", model, *GPUS, "--json").json["plans"][0]["service_memory"][0]["bytes"])
+
+
+def test_what_cannot_be_read_of_a_quantization_is_asked_for(art: Run, model_file: Path) -> None:
+    config = json.loads(model_file.read_text(encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": "quark"}
+    model_file.write_text(json.dumps(config), encoding="utf-8")
+    told = art("plan", "--model", model_file, *GPUS, "--json").json["served_weights"]
+    assert "as if all were bfloat16: quant_method 'quark' is not known" in told
+    assert told.endswith("say it with --service-weights")
+    wrong = art("plan", "--model", model_file, *GPUS, "--service-weights", "quark")
+    assert wrong.code == 2
+    assert "--service-weights quark: it is auto, unquantized, fp8" in wrong.err
+
+
+def test_a_written_plan_says_the_form_of_the_weights(art: Run, model_file: Path) -> None:
+    art("plan", "--model", model_file, *GPUS, "--service-weights", "int4", "--write", "run.toml")
+    text = Path("run.toml").read_text(encoding="utf-8")
+    assert 'weights = "int4"' in text
+    assert read_topology("run.toml").spec.services[0].weights == "int4"
+    assert art("check", "run.toml").code == 0

@@ -129,6 +129,16 @@ def command(
             rich_help_panel=_WORKLOAD,
         ),
     ] = None,
+    service_weights: Annotated[
+        str | None,
+        typer.Option(
+            "--service-weights",
+            metavar="FORM",
+            help="How the service's weights are stored: unquantized, fp8, mxfp4, nvfp4, int8 or int4; by "
+            "default as the model's config.json says.",
+            show_default=False,
+        ),
+    ] = None,
     memory_margin: Annotated[
         float,
         typer.Option(
@@ -220,6 +230,7 @@ def command(
             recompute=recompute,
             offload=offload,
             memory_margin=memory_margin,
+            service_weights=service_weights,
         )
         with _progress(problem):
             report = search(
@@ -233,6 +244,7 @@ def command(
                 recompute=problem.recompute,
                 offload=problem.offload,
                 memory_margin=problem.memory_margin,
+                service_weights=problem.service_weights,
             )
             fewer = on_fewer(problem, report) if report.ranked and trainer_gpus is None else None
             steps = () if report.ranked else next_steps(problem, report, trainer_gpus)

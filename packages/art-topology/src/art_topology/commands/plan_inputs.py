@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
 
@@ -20,6 +20,7 @@ from art_topology.compiler import compile_topology
 from art_topology.cost.trainer_costs import Recompute
 from art_topology.hardware import HardwareTable, Machine
 from art_topology.readers import read_file, read_values
+from art_topology.serving import ServedWeights
 from art_topology.spec import SpecError
 from art_topology.workload import Offload, WorkloadSpec
 
@@ -58,6 +59,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         recompute: The only recomputation to try, if somebody wrote one.
         offload: The only offload to try, likewise.
         memory_margin: Share of each GPU's memory that the trainer leaves free.
+        service_weights: How the service's weights are stored; "auto": as the configuration says.
         remarks: What the hosts say otherwise.
     """
 
@@ -75,6 +77,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     recompute: Recompute | None = None
     offload: tuple[Offload, ...] | None = None
     memory_margin: float
+    service_weights: ServedWeights = "auto"
     remarks: tuple[str, ...] = ()
 
     @property
@@ -99,6 +102,7 @@ def asked(
     recompute: str | None,
     offload: str | None,
     memory_margin: float,
+    service_weights: str | None = None,
 ) -> Asked:
     """Reads the files and joins them with the options.
 
@@ -135,8 +139,16 @@ def asked(
         recompute=step.recompute if "recompute" in savings else None,
         offload=step.offload if "offload" in savings else None,
         memory_margin=memory_margin,
+        service_weights=_service_weights(service_weights),
         remarks=_remarks(hosts, table, machine),
     )
+
+
+def _service_weights(option: str | None) -> ServedWeights:
+    known = get_args(ServedWeights)
+    if option is not None and option not in known:
+        raise CommandError(f"--service-weights {option}: it is {', '.join(known[:-1])} or {known[-1]}")
+    return cast("ServedWeights", option or "auto")
 
 
 def savings_changes(recompute: str | None, offload: str | None) -> dict[str, Any]:

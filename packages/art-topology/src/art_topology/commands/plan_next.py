@@ -177,6 +177,7 @@ def _plans(problem: Asked, cluster: ClusterSpec, machine: str, workload: Workloa
             recompute=problem.recompute,
             offload=problem.offload,
             memory_margin=problem.memory_margin,
+            service_weights=problem.service_weights,
         )
     except SpecError:
         return ()  # such as a single GPU, which is no cluster for trainer and service

@@ -10,7 +10,7 @@ from art_topology.commands.documents.base import PartRow, memory_rows
 from art_topology.commands.documents.plan import PlanDocument, PlanRow, RejectionRow
 from art_topology.commands.output import say, table
 from art_topology.commands.plan import gib
-from art_topology.models import parameters
+from art_topology.models import checkpoint_bytes, parameters
 from art_topology.planner.problem import TIGHT
 from art_topology.summary import counted
 
@@ -112,6 +112,8 @@ def _show_problem(problem: Asked) -> None:
         f"{step.prompt_tokens:,} + {step.completion_tokens:,} tokens in {rows}; {weights}, {step.dtype} "
         f"({problem.workload_source})"
     )
+    if (told := served_weights(problem)) is not None:
+        say(f"served     {told}")
     fixed = [f"recompute {problem.recompute}"] if problem.recompute is not None else []
     if problem.offload is not None:
         fixed.append(f"offload {' and '.join(problem.offload) or 'none'}")
@@ -119,6 +121,29 @@ def _show_problem(problem: Asked) -> None:
         say(f"only       {', '.join(fixed)}, as was asked for")
     for assumption in (*problem.model.assumptions, *problem.remarks):
         say(f"assumed    {assumption}")
+
+
+def served_weights(problem: Asked) -> str | None:
+    """How the service's weights are stored, if somebody says so; None: in the dtype, like the trainer's."""
+    known = problem.model.quantization
+    served = problem.model.with_weights(problem.service_weights)
+    form = served.quantization
+    size = checkpoint_bytes(served, problem.workload.dtype_bytes)
+    dtype, which = problem.workload.dtype, "--service-weights"
+    if form is not None and not form.unread:
+        source = f"config.json's {form.source}" if form is known else which
+        return (
+            f"{gib(size)} GiB of weights, {form.told} ({source}), the rest {dtype}; the trainer holds all in "
+            f"{dtype}"
+        )
+    if problem.service_weights == "unquantized":
+        return f"{gib(size)} GiB of weights, all {dtype} ({which})"
+    if form is not None:
+        return (
+            f"{gib(size)} GiB of weights, as if all were {dtype}: {form.unread} in config.json's "
+            f"{form.source}; say it with {which}"
+        )
+    return None
 
 
 def show_why(problem: Asked, plan: Plan, number: int) -> None:
@@ -249,6 +274,7 @@ def plan_document(
         gpus=problem.gpus,
         workload=msgspec.to_builtins(problem.workload),
         assumptions=problem.model.assumptions,
+        served_weights=served_weights(problem),
         searched=report.searched,
         duration_s=report.duration_s,
         plans=tuple(

@@ -2,7 +2,8 @@
 
 Decoding is bound by memory: an engine step reads the weights once, and the keys and values of every running
 sequence, and gains one token for each of them. What cannot be known here: how lengths scatter (means are all
-there is), what the environment of a rollout does between requests, and speculative decoding.
+there is), what the environment of a rollout does between requests, and speculative decoding. Quantized
+weights are read as they are stored; the arithmetic with them is counted at the rate of the workload's dtype.
 """
 
 from collections import Counter
@@ -16,8 +17,9 @@ from art_topology.cost.parts import CostPart, RolloutCost
 from art_topology.hardware import Machine
 from art_topology.memory import service_memory
 from art_topology.memory.service import worker_share
-from art_topology.models import AttentionShape, LayerShape, MlaShape, ModelDescription, MoeShape
+from art_topology.models import AttentionShape, LayerShape, Matrix, MlaShape, ModelDescription, MoeShape
 from art_topology.models.flops import adapted
+from art_topology.models.quantization import Formats, stored_bytes
 from art_topology.serving import VllmParallelSpec
 from art_topology.workload import WorkloadSpec
 
@@ -69,6 +71,7 @@ class Engine:
         self.expert_workers = parallel.tp * parallel.dp
         self.expert_group: Group = _expert_group(parallel, self.network.domain)
         self.shapes = Counter(model.layers)
+        self.stored = Counter(model.stored_layers())
 
     def step(self, sequences: float) -> EngineStep:
         """One step with ``sequences`` running on each data-parallel copy.
@@ -80,15 +83,17 @@ class Engine:
         batch = sequences / stages
         context = self.workload.prompt_tokens + self.workload.completion_tokens / 2
         weights = cache = adapters = tp = ep = 0.0
+        for (shape, formats), count in self.stored.items():
+            weights += count * self._weights_s(shape, formats, batch)
         for shape, count in self.shapes.items():
-            weights += count * self._weights_s(shape, batch)
             cache += count * self._cache_s(shape.attention, batch, context)
             adapters += count * self._adapters_s(shape)
             tp += count * 2 * self._tp_s(batch)
             if isinstance(shape.mlp, MoeShape) and self.expert_workers > 1:
                 ep += count * self._ep_s(shape.mlp, batch)
-        head = sum(m.local(self.parallel.tp).parameter_count for m in self.model.head_matrices())
-        weights += self._longer_s(head, 2 * batch * head)
+        heads = [matrix.local(self.parallel.tp) for matrix in self.model.head_matrices()]
+        read = sum(self._read_bytes(matrix, self.model.output_formats) for matrix in heads)
+        weights += self._longer_s(read, 2 * batch * sum(matrix.parameter_count for matrix in heads))
         launches = len(self.model.layers) * self.calibration.decode_launches_per_layer
         send = self.network.send_s(self.parallel.tp >= self.network.domain, self._volume(batch))
         return EngineStep(
@@ -119,23 +124,26 @@ class Engine:
         reached = self.device.matmul_flops * self.calibration.prefill_fraction
         return tokens * (products + core) / (reached * self.parallel.tp * self.parallel.pp)
 
-    def _weights_s(self, shape: LayerShape, batch: float) -> float:
+    def _read_bytes(self, local: Matrix, formats: Formats) -> int:
+        return stored_bytes(local, formats, self.device.dtype_bytes)
+
+    def _weights_s(self, shape: LayerShape, formats: Formats, batch: float) -> float:
         read, flops = 0.0, 0.0
         for matrix in shape.matrices():
             local = worker_share(matrix, self.parallel)
             if matrix.part == "routed_experts" and isinstance(shape.mlp, MoeShape):
                 tokens = batch * self.parallel.dp
                 touched = 1 - (1 - shape.mlp.topk / shape.mlp.experts) ** tokens
-                read += local.parameter_count * touched
+                read += self._read_bytes(local, formats) * touched
                 flops += 2 * tokens * matrix.active * matrix.inputs * matrix.outputs / self.expert_workers
             else:
-                read += local.parameter_count
+                read += self._read_bytes(local, formats)
                 flops += 2 * batch * local.active_parameter_count
         return self._longer_s(read, flops)
 
-    def _longer_s(self, read: float, flops: float) -> float:
-        """Reading so many weights, or the arithmetic with them where that takes longer."""
-        return max(self.device.moved_s(read * self.device.dtype_bytes), flops / self.device.matmul_flops)
+    def _longer_s(self, read_bytes: float, flops: float) -> float:
+        """Reading so many bytes of weights, or the arithmetic with them where that takes longer."""
+        return max(self.device.moved_s(read_bytes), flops / self.device.matmul_flops)
 
     def _cache_s(self, shape: AttentionShape, batch: float, context: float) -> float:
         """Bytes of the cache that a step reads, or attention's arithmetic. Sparse attention reads the
@@ -248,11 +256,13 @@ def _cost(engine: Engine, running: int, fitting: int) -> RolloutCost:
     prompts = workload.groups_per_step * copies * workload.prompt_tokens
     prefill = engine.prefill_s(prompts / parallel.dp)
     head = f"{steps:,.0f} engine steps ({waves:.2f} waves of {workload.completion_tokens:,} tokens), each"
+    known = engine.model.quantization
+    form = f", {' and '.join(known.names)} with scales" if known is not None and known.names else ""
     batches = "" if parallel.pp == 1 else f" for {parallel.pp} batches, one in each stage"
     names = {
         "weights": (
             step.weights_s,
-            "weights read once from memory, or multiplied with where that takes longer",
+            f"weights read once from memory{form}, or multiplied with where that takes longer",
         ),
         "KV cache": (
             step.cache_s,

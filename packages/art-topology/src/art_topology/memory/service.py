@@ -4,6 +4,9 @@ Bytes per token follow vLLM's own ``kv_cache_interface`` (AttentionSpec, MLAAtte
 MambaSpec; version 0.32): heads of keys and values are divided among ``tp`` workers and at least one is on
 each; latents are on every worker; a window keeps its tokens and a block (those of a prefill come on top for a
 moment); a linear state is kept whole.
+
+Weights are counted as the checkpoint has them: quantized numbers with their scales where the model says so.
+Adapters, activations and the cache have the workload's dtype.
 """
 
 import math
@@ -15,6 +18,7 @@ from art_topology.models.description import LayerShape, ModelDescription
 from art_topology.models.flops import adapted
 from art_topology.models.matrices import Matrix
 from art_topology.models.mlp import MoeShape
+from art_topology.models.quantization import Formats
 from art_topology.serving import VllmParallelSpec
 from art_topology.workload import WorkloadSpec
 
@@ -46,7 +50,7 @@ def service_memory(
     """
     assume = assumptions or MemoryAssumptions()
     stages = [_stage_layers(model, parallel.pp, rank) for rank in range(parallel.pp)]
-    weights = [_weights(model, parallel, workload, stages, rank) for rank in range(parallel.pp)]
+    weights = [_weights(model, parallel, workload, rank) for rank in range(parallel.pp)]
     adapters = [_adapters(parallel, workload, layers, max_loras) for layers in stages]
     length = workload.prompt_tokens + workload.completion_tokens
     fullest = max(range(parallel.pp), key=lambda rank: weights[rank].bytes + adapters[rank].bytes)
@@ -78,13 +82,17 @@ def service_memory(
 
 
 def _stage_layers(model: ModelDescription, pp: int, rank: int) -> Counter[LayerShape]:
+    return Counter(model.layers[_stage(model, pp, rank)])
+
+
+def _stage(model: ModelDescription, pp: int, rank: int) -> slice:
     """vLLM's division (``get_pp_indices``): what is left over goes to the stages before the last."""
     base, rest = divmod(len(model.layers), pp)
     counts = [base] * pp
     for index in range(2, rest + 2):
         counts[-index] += 1
     first = sum(counts[:rank])
-    return Counter(model.layers[first : first + counts[rank]])
+    return slice(first, first + counts[rank])
 
 
 def worker_share(matrix: Matrix, parallel: VllmParallelSpec) -> Matrix:
@@ -99,24 +107,54 @@ def _weights(
     model: ModelDescription,
     parallel: VllmParallelSpec,
     workload: WorkloadSpec,
-    stages: list[Counter[LayerShape]],
     rank: int,
 ) -> MemoryPart:
-    count = 0
-    for layer, times in stages[rank].items():
-        matrices = sum(worker_share(matrix, parallel).parameter_count for matrix in layer.matrices())
-        count += times * (matrices + sum(vector.local(parallel.tp) for vector in layer.vectors()))
+    size, held = workload.dtype_bytes, _Held()
+    for (layer, formats), times in Counter(model.stored_layers()[_stage(model, parallel.pp, rank)]).items():
+        for matrix in layer.matrices():
+            held.add(worker_share(matrix, parallel), formats, size, times)
+        held.plain += times * sum(vector.local(parallel.tp) for vector in layer.vectors())
     first, last = rank == 0, rank == parallel.pp - 1
     if first:
-        count += sum(vector.local(parallel.tp) for vector in model.embedding_vectors())
-        count += sum(matrix.local(parallel.tp).parameter_count for matrix in model.embedding_matrices())
+        held.plain += sum(vector.local(parallel.tp) for vector in model.embedding_vectors())
+        held.plain += sum(matrix.local(parallel.tp).parameter_count for matrix in model.embedding_matrices())
     if last:
-        count += sum(vector.local(parallel.tp) for vector in model.head_vectors())
+        held.plain += sum(vector.local(parallel.tp) for vector in model.head_vectors())
+        head = model.output_formats
         for matrix in model.head_matrices():
             if not (matrix.name == "output" and model.tied_embeddings and first):
-                count += matrix.local(parallel.tp).parameter_count
-    size = workload.dtype_bytes
-    return MemoryPart(name="weights", bytes=count * size, why=f"{count:,} weights * {size} bytes")
+                held.add(matrix.local(parallel.tp), head, size)
+    return held.part(size)
+
+
+class _Held:
+    """Weights of a worker: how many have the dtype, and how many each quantized form, with their bytes."""
+
+    def __init__(self) -> None:
+        self.plain = 0
+        self._quantized: dict[str, tuple[int, int]] = {}
+
+    def add(self, matrix: Matrix, formats: Formats, dtype_bytes: int, times: int = 1) -> None:
+        """Counts a worker's share of a matrix, so many times."""
+        form = next((fmt for name, fmt in formats if name == matrix.name), None)
+        if form is None:
+            self.plain += times * matrix.parameter_count
+            return
+        biases = matrix.copies * matrix.outputs if matrix.bias else 0
+        self.plain += times * biases
+        count, size = self._quantized.get(form.told, (0, 0))
+        numbers = count + times * (matrix.parameter_count - biases)
+        self._quantized[form.told] = numbers, size + times * form.bytes_of(matrix)
+
+    def part(self, dtype_bytes: int) -> MemoryPart:
+        """Their memory."""
+        told = [
+            f"{count:,} weights as {name}, {8 * size / count:.3f} bits each with scales"
+            for name, (count, size) in self._quantized.items()
+        ]
+        told.append(f"{self.plain:,} weights * {dtype_bytes} bytes")
+        quantized = sum(size for _, size in self._quantized.values())
+        return MemoryPart(name="weights", bytes=self.plain * dtype_bytes + quantized, why=" + ".join(told))
 
 
 def _adapters(

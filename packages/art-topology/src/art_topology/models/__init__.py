@@ -3,12 +3,19 @@
 from art_topology.models.attention import GqaShape, IndexerShape, MlaShape
 from art_topology.models.compressed import CompressedAttentionShape
 from art_topology.models.config import ModelConfigError, load_model_config
-from art_topology.models.description import AttentionShape, LayerShape, MlpShape, ModelDescription
+from art_topology.models.description import (
+    AttentionShape,
+    LayerShape,
+    MlpShape,
+    ModelDescription,
+    checkpoint_bytes,
+)
 from art_topology.models.flops import FlopCount, FlopPart, flops_per_token, layer_flops
 from art_topology.models.linear import GatedDeltaNetShape
 from art_topology.models.matrices import Matrix, Vector
 from art_topology.models.mlp import DenseShape, MoeShape
 from art_topology.models.parameter_count import ParameterCount, parameters
+from art_topology.models.quantization import Quantization, WeightFormat
 
 __all__ = [
     "AttentionShape",
@@ -27,7 +34,10 @@ __all__ = [
     "ModelDescription",
     "MoeShape",
     "ParameterCount",
+    "Quantization",
     "Vector",
+    "WeightFormat",
+    "checkpoint_bytes",
     "flops_per_token",
     "layer_flops",
     "load_model_config",

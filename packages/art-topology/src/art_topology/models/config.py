@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from art_topology.models.attention_fields import read_attention
 from art_topology.models.conventions import UNREAD, Convention, convention_of
 from art_topology.models.description import LayerShape, ModelDescription
 from art_topology.models.fields import Fields, ModelConfigError
 from art_topology.models.mlp import MoeShape
 from art_topology.models.mlp_fields import read_mlps
+from art_topology.models.quantization_fields import read_quantization
 
 __all__ = ["ModelConfigError", "load_model_config"]
 
@@ -20,6 +23,8 @@ _MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds of position scaling of which ``max_position_embeddings`` is the result."""
 _TEXT = ("text_config", "llm_config", "language_config")
+_AROUND = ("tie_word_embeddings", "model_type", "quantization_config")
+"""Fields that count for the text part where only the whole has them."""
 
 
 def load_model_config(source: str | Path | Mapping[str, Any]) -> ModelDescription:
@@ -80,9 +85,7 @@ def _described(fields: Fields, convention: Convention, model_type: str) -> Model
             joins=joins,
         )
 
-    if fields.has("quantization_config"):
-        fields.assume("quantization_config is set: weights are planned in the workload's dtype, unquantized.")
-    return ModelDescription(
+    model = ModelDescription(
         model_type=model_type,
         hidden_size=hidden,
         vocab_size=vocabulary,
@@ -102,6 +105,9 @@ def _described(fields: Fields, convention: Convention, model_type: str) -> Model
         per_layer_size=per_layer,
         assumptions=fields.assumptions,
     )
+    head = model.head_matrices()[-1]
+    quantization = read_quantization(fields.values, model.layers, model.mtp_layers, head)
+    return msgspec.structs.replace(model, quantization=quantization)
 
 
 def _position_scale(fields: Fields, model_type: str) -> float:
@@ -117,11 +123,11 @@ def _position_scale(fields: Fields, model_type: str) -> float:
 
 
 def _text_part(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The text part; ``tie_word_embeddings`` and ``model_type`` of the whole where the part is silent."""
+    """The text part; what the whole says where the part is silent."""
     for name in _TEXT:
         part = values.get(name)
         if isinstance(part, Mapping):
-            around = {k: values[k] for k in ("tie_word_embeddings", "model_type") if k in values}
+            around = {k: values[k] for k in _AROUND if k in values}
             return {**around, **part}
     return values
 

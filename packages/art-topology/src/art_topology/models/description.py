@@ -7,6 +7,13 @@ from art_topology.models.compressed import CompressedAttentionShape
 from art_topology.models.linear import GatedDeltaNetShape
 from art_topology.models.matrices import Matrix, Vector
 from art_topology.models.mlp import DenseShape, MoeShape
+from art_topology.models.quantization import (
+    Formats,
+    Quantization,
+    declared_quantization,
+    stored_bytes,
+)
+from art_topology.serving import ServedWeights
 
 AttentionShape = GqaShape | MlaShape | CompressedAttentionShape | GatedDeltaNetShape
 """The attention of a layer. All have the same methods: what it holds, computes and caches."""
@@ -124,6 +131,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         per_layer_vocab_size: Vocabulary of the per-layer embeddings; 0: there are none.
         per_layer_size: Features of each per-layer embedding; 0: there are none.
         assumptions: What the configuration leaves open and how it was read, one sentence each.
+        quantization: Which weights its checkpoint has quantized, and how; None: none. It counts for services
+            only: a trainer holds every weight in its dtype.
     """
 
     model_type: str
@@ -137,6 +146,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     per_layer_size: int = 0
     position_scale: float = 1.0
     assumptions: tuple[str, ...] = ()
+    quantization: Quantization | None = None
 
     @property
     def kv_heads(self) -> int | None:
@@ -159,6 +169,34 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
             for layer in self.layers
             if layer.attention.kv_window_tokens is None
         )
+
+    def stored_layers(self) -> tuple[tuple[LayerShape, Formats], ...]:
+        """The decoder layers, each with its quantized matrices."""
+        if self.quantization is None:
+            return tuple((layer, ()) for layer in self.layers)
+        return tuple((layer, self.quantization.of_layer(i)) for i, layer in enumerate(self.layers))
+
+    @property
+    def output_formats(self) -> Formats:
+        """The vocabulary head, if it is quantized."""
+        output = self.quantization.output if self.quantization is not None else None
+        return () if output is None else (("output", output),)
+
+    def with_weights(self, weights: ServedWeights) -> "ModelDescription":
+        """The model with its weights stored as a service says; what the configuration says of that form in
+        detail stays.
+
+        Args:
+            weights: What the service says; ``auto`` changes nothing.
+        """
+        known = self.quantization
+        if weights == "auto" or (known is not None and weights in known.names):
+            return self
+        if weights == "unquantized":
+            return msgspec.structs.replace(self, quantization=None) if known is not None else self
+        layers = tuple(layer.matrices() for layer in (*self.layers, *self.mtp_layers))
+        declared = declared_quantization(weights, layers, f'weights = "{weights}"')
+        return msgspec.structs.replace(self, quantization=declared)
 
     def embedding_matrices(self) -> tuple[Matrix, ...]:
         """Linear maps before the first layer: the projection that makes per-layer inputs."""
@@ -225,3 +263,25 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     def streams(self) -> int:
         """Residual streams between the layers."""
         return max((layer.streams for layer in self.layers), default=1)
+
+
+def checkpoint_bytes(model: ModelDescription, dtype_bytes: int, *, mtp: bool = False) -> int:
+    """Bytes of the tensors of a model's checkpoint, as it is quantized.
+
+    Args:
+        model: The model.
+        dtype_bytes: Of a number that is not quantized.
+        mtp: With the layers of multi-token prediction (without what they share with the model).
+    """
+    quantization = model.quantization
+    layers = (*model.layers, *(model.mtp_layers if mtp else ()))
+    total = 0
+    for index, layer in enumerate(layers):
+        formats: Formats = quantization.of_layer(index) if quantization is not None else ()
+        total += sum(stored_bytes(matrix, formats, dtype_bytes) for matrix in layer.matrices())
+        total += dtype_bytes * sum(vector.size for vector in layer.vectors())
+    for matrix in (*model.embedding_matrices(), *model.head_matrices()):
+        if not (matrix.name == "output" and model.tied_embeddings):
+            total += stored_bytes(matrix, model.output_formats, dtype_bytes)
+    ends = (*model.embedding_vectors(), *model.head_vectors())
+    return total + dtype_bytes * sum(vector.size for vector in ends)

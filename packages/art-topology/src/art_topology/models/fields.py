@@ -35,6 +35,11 @@ class Fields:
         self._problems: list[str] = []
         self._assumptions: list[str] = []
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """All of them, as they stand."""
+        return self._values
+
     def has(self, names: Names) -> bool:
         """Whether the field is there and not null."""
         return self.raw(names) is not None

@@ -80,7 +80,9 @@ class MoeShape(msgspec.Struct, frozen=True, kw_only=True, tag="moe"):
             found += _feed_forward("shared_", "shared_experts", hidden, self.shared_size, self.gated, False)
         if self.shared_gate:
             found.append(
-                Matrix(name="shared_gate", part="shared_experts", inputs=hidden, outputs=1, adapted=False)
+                Matrix(
+                    name="shared_output_gate", part="shared_experts", inputs=hidden, outputs=1, adapted=False
+                )
             )
         return tuple(found)
 

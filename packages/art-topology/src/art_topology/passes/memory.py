@@ -236,7 +236,7 @@ def _check_service(
 
     def needed(parallel: VllmParallelSpec) -> tuple[int, tuple[MemoryPart, ...]]:
         estimate = service_memory(
-            model,
+            model.with_weights(service.weights),
             parallel,
             workload,
             gpu.memory_bytes,

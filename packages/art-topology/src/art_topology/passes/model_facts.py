@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from art_topology.models import LayerShape, ModelDescription
+    from art_topology.models import LayerShape, Matrix, ModelDescription
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +25,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         biased_experts: Whether some of their matrices add a bias.
         vocab_size: Tokens of the vocabulary.
         max_positions: Longest context the model was made for, in tokens, if it is known.
+        blocked: Matrices outside routed experts that tensor parallelism divides and that are quantized in
+            blocks, with the block's outputs and inputs. They count for services only.
     """
 
     layers: int
@@ -38,6 +40,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     biased_experts: bool
     vocab_size: int
     max_positions: int | None
+    blocked: tuple[tuple[Matrix, int, int], ...] = ()
 
 
 def facts_of(model: ModelDescription) -> ModelFacts:
@@ -59,8 +62,24 @@ def facts_of(model: ModelDescription) -> ModelFacts:
         max_positions=int(model.max_position_embeddings * model.position_scale)
         if model.max_position_embeddings is not None
         else None,
+        blocked=_blocked(model),
         **{name: tuple(sorted(sizes)) for name, sizes in found.items()},
     )
+
+
+def _blocked(model: ModelDescription) -> tuple[tuple[Matrix, int, int], ...]:
+    found = {
+        (matrix, fmt.rows, fmt.columns): None
+        for layer, formats in dict.fromkeys(model.stored_layers())
+        for matrix in (layer.matrices() if formats else ())
+        for name, fmt in formats
+        if name == matrix.name
+        and fmt.rows > 1
+        and fmt.columns
+        and matrix.part != "routed_experts"
+        and matrix.divided != "none"
+    }
+    return tuple(found)
 
 
 def _add(layer: LayerShape, found: dict[str, set[int]]) -> None:

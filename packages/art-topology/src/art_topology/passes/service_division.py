@@ -1,7 +1,8 @@
 """The division of a served model among a service's workers, as a pure function of the parallelism.
 
 Sources: ``vllm.config.parallel`` (``nnodes_within_dp``), ``ModelConfig.verify_with_parallel_config``,
-``FusedMoEParallelConfig.make`` and ``distributed.utils.get_pp_indices`` of vLLM.
+``FusedMoEParallelConfig.make``, ``distributed.utils.get_pp_indices`` and ``validate_fp8_block_shape`` of
+vLLM 0.32.
 """
 
 from collections.abc import Iterable
@@ -91,6 +92,7 @@ def _model(parallel: VllmParallelSpec, crew: Crew, facts: ModelFacts) -> list[Fa
             *linear_fault(facts, parallel.tp, f"tp={parallel.tp}", f"{crew.path}.tp", ("tp",)),
         )
     ]
+    found += _blocks(parallel, crew, facts, found)
     if parallel.pp > facts.layers:
         found.append(
             Fault(
@@ -101,6 +103,33 @@ def _model(parallel: VllmParallelSpec, crew: Crew, facts: ModelFacts) -> list[Fa
             )
         )
     return found + _experts(parallel, crew, facts)
+
+
+def _blocks(parallel: VllmParallelSpec, crew: Crew, facts: ModelFacts, known: list[Fault]) -> list[Fault]:
+    """Whether shares of matrices that are quantized in blocks are whole blocks. Only where tp divides the
+    matrices at all; routed experts get smaller blocks where they have to (vLLM refines their scales)."""
+    if parallel.tp == 1 or known:
+        return []
+    for matrix, rows, columns in facts.blocked:
+        share, outputs = matrix.local(parallel.tp), matrix.divided == "columns"
+        size, block = (share.outputs, rows) if outputs else (share.inputs, columns)
+        if size % block:
+            side = "outputs" if outputs else "inputs"
+            message = (
+                f"tp={parallel.tp} leaves a worker {size} {side} of {_MATRICES[matrix.part]}, which are no "
+                f"whole blocks of {block} quantized weights"
+            )
+            fields = ("pp", "dp", "tp") if crew.workers is not None else ("tp",)
+            return [Fault(code="ART-T816", path=f"{crew.path}.tp", message=message, fields=fields)]
+    return []
+
+
+_MATRICES = {
+    "attention": "a projection of attention",
+    "dense_mlp": "an MLP's matrix",
+    "shared_experts": "a shared expert's matrix",
+    "indexer": "a projection of the indexer",
+}
 
 
 def _experts(parallel: VllmParallelSpec, crew: Crew, facts: ModelFacts) -> list[Fault]:

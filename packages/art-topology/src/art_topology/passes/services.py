@@ -10,12 +10,13 @@ from art_topology.cluster import GpuPlacement
 from art_topology.passes.faults import report_faults
 from art_topology.passes.findings import Findings, Suggestion, closest, free_name, listed
 from art_topology.passes.hosts import HostTable
-from art_topology.passes.model_facts import ModelFacts
+from art_topology.passes.model_facts import ModelFacts, facts_of
 from art_topology.passes.service_division import Crew, service_candidates, service_faults
 from art_topology.passes.trainer import resized
 from art_topology.serving import ModelServiceSpec
 
 if TYPE_CHECKING:
+    from art_topology.models import ModelDescription
     from art_topology.workload import WorkloadSpec
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -35,7 +36,7 @@ def check_services(
         _check_lora_rank(service, k, findings)
         distinct = _check_distinct_hosts(service, k, findings)
         equal = _check_equal_members(service, k, table, findings)
-        facts = served.facts if served.is_by(service) else None
+        facts = served.facts_for(service)
         if _check_division(service, k, facts, distinct and equal, findings):
             settled.add(k)
         if served.is_by(service):
@@ -54,6 +55,7 @@ class ServedModel:
         name: ``base_model`` of the services that serve it; by default that of all, if they have one in
             common.
         services: All of the topology.
+        model: The model, for services that say otherwise how its weights are stored.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class ServedModel:
         workload: WorkloadSpec | None,
         name: str | None,
         services: Sequence[ModelServiceSpec],
+        model: ModelDescription | None = None,
     ) -> None:
+        self._model = model
         self.facts = facts
         self.workload = workload
         names = {service.base_model for service in services}
@@ -72,6 +76,14 @@ class ServedModel:
     def positions(self) -> int | None:
         """Longest context the model was made for, in tokens, if that is known."""
         return None if self.facts is None else self.facts.max_positions
+
+    def facts_for(self, service: ModelServiceSpec) -> ModelFacts | None:
+        """Of the model as a service has it; None if it serves another, or the model is unknown."""
+        if not self.is_by(service):
+            return None
+        if self._model is None or service.weights == "auto":
+            return self.facts
+        return facts_of(self._model.with_weights(service.weights))
 
     def is_by(self, service: ModelServiceSpec) -> bool:
         """Whether a service serves it."""

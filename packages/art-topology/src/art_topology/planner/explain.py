@@ -12,6 +12,7 @@ from art_topology.planner.problem import MEMORY_MARGIN, Problem, problem_of
 from art_topology.planner.results import Plan, PlannedLayout, RejectedLayout
 from art_topology.planner.services import Served, serve
 from art_topology.ranks import RankLayout
+from art_topology.serving import ServedWeights
 from art_topology.stages import stages_of
 from art_topology.workload import WorkloadSpec
 
@@ -27,6 +28,7 @@ def explain_layout(
     memory_margin: float = MEMORY_MARGIN,
     gpu_memory_utilization: float = 0.9,
     calibration: Calibration | None = None,
+    service_weights: ServedWeights = "auto",
 ) -> Plan | RejectedLayout:
     """What :func:`~art_topology.planner.plan` thinks of one layout: all that is known of it, or the first
     reason why it cannot run. Layouts that the search does not go through may be asked for too.
@@ -41,6 +43,7 @@ def explain_layout(
         memory_margin: Share of each GPU's memory that the trainer leaves free.
         gpu_memory_utilization: Share of each GPU's memory that the service may use.
         calibration: Other constants of the costs than the defaults.
+        service_weights: How the service's weights are stored; by default as the model's configuration says.
 
     Raises:
         SpecError: the hosts have no GPU or slices of GPUs, differ, or name none that is in the table; or the
@@ -56,6 +59,7 @@ def explain_layout(
         memory_margin=memory_margin,
         gpu_memory_utilization=gpu_memory_utilization,
         calibration=calibration,
+        service_weights=service_weights,
     )
     refused = _split_fault(problem, layout) or _trainer_fault(problem, layout)
     if refused is not None:

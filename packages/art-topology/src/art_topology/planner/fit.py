@@ -55,6 +55,7 @@ def plan_of(
         trainer_memory=estimate,
         service_memory=served.memory,
         gpu_memory_utilization=problem.utilization,
+        service_weights=problem.service_weights,
         cost=loop_cost(
             problem.model,
             problem.workload,

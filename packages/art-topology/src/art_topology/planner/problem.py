@@ -8,6 +8,7 @@ from art_topology.hardware import HardwareTable, Machine, default_hardware
 from art_topology.models import ModelDescription
 from art_topology.passes.model_facts import ModelFacts, facts_of
 from art_topology.planner.results import Split
+from art_topology.serving import ServedWeights
 from art_topology.spec import SpecError
 from art_topology.workload import Offload, Recompute, WorkloadSpec
 
@@ -42,8 +43,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """A search.
 
     Args:
-        model: The model.
+        model: The model, as it is trained.
+        served: The same model with its weights as the service has them.
         facts: Sizes of the model that parallelism has to divide.
+        served_facts: The same of the service's weights.
         workload: The step.
         machine: What all hosts are.
         hosts: How many hosts.
@@ -53,10 +56,13 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         utilization: Share of a GPU's memory that the service may use.
         savings: Recomputation and offload that are tried.
         calibration: Constants of the costs.
+        service_weights: What the service says of its weights.
     """
 
     model: ModelDescription
+    served: ModelDescription
     facts: ModelFacts
+    served_facts: ModelFacts
     workload: WorkloadSpec
     machine: Machine
     hosts: int
@@ -66,6 +72,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float
     savings: tuple[Savings, ...]
     calibration: Calibration
+    service_weights: ServedWeights = "auto"
 
     @property
     def gpus(self) -> int:
@@ -84,6 +91,7 @@ def problem_of(
     memory_margin: float,
     gpu_memory_utilization: float,
     calibration: Calibration | None,
+    service_weights: ServedWeights = "auto",
 ) -> Problem:
     """Looks the hardware up.
 
@@ -112,8 +120,12 @@ def problem_of(
     node = table.machine(machine if machine is not None else str(names.pop()))
     if per_host > node.gpus_per_host:
         raise SpecError(f"hosts have {per_host} GPUs, but a {node.name} has {node.gpus_per_host}")
+    served = model.with_weights(service_weights)
     return Problem(
         model=model,
+        served=served,
+        served_facts=facts_of(served),
+        service_weights=service_weights,
         facts=facts_of(model),
         workload=workload,
         machine=node,

@@ -9,7 +9,7 @@ from art_topology.cost import LoopCost
 from art_topology.files import TopologySpec
 from art_topology.memory import MemoryEstimate, ServiceMemory
 from art_topology.planner.topology import topology_of
-from art_topology.serving import VllmParallelSpec
+from art_topology.serving import ServedWeights, VllmParallelSpec
 from art_topology.trainer import MegatronTopologyConfig
 from art_topology.workload import Offload, Recompute, WorkloadSpec
 
@@ -139,6 +139,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         service_memory: Of the service's fullest worker.
         cost: Of one step of the loop.
         gpu_memory_utilization: Share of each GPU's memory that the service may use.
+        service_weights: How the service's weights are stored; ``auto``: as the model's configuration says.
     """
 
     layout: PlannedLayout
@@ -147,6 +148,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     service_memory: ServiceMemory
     cost: LoopCost
     gpu_memory_utilization: float = 0.9
+    service_weights: ServedWeights = "auto"
 
     @property
     def score(self) -> float:

@@ -42,7 +42,7 @@ from art_topology.planner.results import (
 )
 from art_topology.planner.services import Served, ServiceRefusal, serve, service_divisions
 from art_topology.planner.trainers import Refusal, TrainerDivision, Trainers
-from art_topology.serving import VllmParallelSpec
+from art_topology.serving import ServedWeights, VllmParallelSpec
 from art_topology.spec import SpecError
 from art_topology.trainer import MegatronTopologyConfig
 from art_topology.workload import Offload, Recompute, WorkloadSpec
@@ -63,6 +63,7 @@ def plan(
     memory_margin: float = MEMORY_MARGIN,
     gpu_memory_utilization: float = 0.9,
     calibration: Calibration | None = None,
+    service_weights: ServedWeights = "auto",
 ) -> PlanReport:
     """Searches the layouts of trainer and service together.
 
@@ -81,6 +82,7 @@ def plan(
         memory_margin: Share of each GPU's memory that the trainer leaves free.
         gpu_memory_utilization: Share of each GPU's memory that the service may use.
         calibration: Other constants of the costs than the defaults.
+        service_weights: How the service's weights are stored; by default as the model's configuration says.
 
     Raises:
         SpecError: the hosts have no GPU or slices of GPUs, differ, or name none that is in the table; the
@@ -98,6 +100,7 @@ def plan(
         memory_margin=memory_margin,
         gpu_memory_utilization=gpu_memory_utilization,
         calibration=calibration,
+        service_weights=service_weights,
     )
     splits = splits_of(problem, trainer_gpus)
     if not splits:

@@ -71,12 +71,12 @@ def serve(problem: Problem, hosts: int, per_host: int, parallel: VllmParallelSpe
         members=hosts,
         on_gpus=True,
     )
-    faults = service_faults(parallel, crew, problem.facts)
+    faults = service_faults(parallel, crew, problem.served_facts)
     if faults:
         return refused(faults[0].code, faults[0].message)
     requests = ceil(problem.workload.requests_in_flight / parallel.dp)
     memory = service_memory(
-        problem.model,
+        problem.served,
         parallel,
         problem.workload,
         problem.machine.gpu.memory_bytes,
@@ -94,7 +94,7 @@ def serve(problem: Problem, hosts: int, per_host: int, parallel: VllmParallelSpe
             memory.kv_bytes_per_sequence - memory.kv_budget_bytes,
         )
     cost = rollout_cost(
-        problem.model,
+        problem.served,
         parallel,
         problem.workload,
         problem.machine,

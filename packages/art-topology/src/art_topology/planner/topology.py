@@ -63,6 +63,7 @@ def topology_of(plan: Plan, cluster: ClusterSpec, base_model: str, service_name:
         parallel=plan.layout.service,
         max_num_seqs=max(1, running),
         gpu_memory_utilization=plan.gpu_memory_utilization,
+        weights=plan.service_weights,
         max_lora_rank=min((size for size in VLLM_LORA_RANKS if size >= rank), default=VLLM_LORA_RANKS[-1]),
     )
     spans = max(len(trained), len(served)) > 1

@@ -133,6 +133,12 @@ vocab_size = 32000
 max_position_embeddings = 4096
 """
 
+FP8 = """
+[model.config.quantization_config]
+quant_method = "fp8"
+weight_block_size = [128, 128]
+"""
+
 BIASED = """
 [model.config]
 model_type = "gpt_oss"

@@ -109,6 +109,7 @@ class PlanDocument(Document, frozen=True, kw_only=True):
         gpus: How many, of all hosts.
         workload: The step that was planned, every default filled in.
         assumptions: What was taken for granted, one sentence each.
+        served_weights: How the service's weights are stored, in words; null: in the workload's dtype.
         searched: Divisions of trainer and service that were considered.
         duration_s: Time of the search, in seconds.
         plans: The best, best first.
@@ -135,5 +136,6 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     plans: tuple[PlanRow, ...]
     rejected: tuple[RejectionRow, ...]
     written: str | None = None
+    served_weights: str | None = None
     fewer: PlanRow | None = None
     next_steps: tuple[str, ...] = ()
