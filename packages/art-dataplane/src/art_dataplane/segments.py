@@ -28,6 +28,17 @@ from art_dataplane.segment_files import (
     remove_segment,
 )
 
+__all__ = [
+    "SHM_DIRECTORY",
+    "MappedBytes",
+    "MappingCache",
+    "SegmentInfo",
+    "list_segments",
+    "map_location",
+    "parse_segment_name",
+    "sweep",
+]
+
 
 class MappedBytes:
     """A read-only view of a location's bytes. Made by :func:`map_location`; close it, or use ``with``.
