@@ -271,9 +271,10 @@ class StreamTransport:
                         raise
         except TimeoutError:
             raise late from None
+        reason = os.strerror(failures[-1].errno or 0)
         raise TransportError(
-            f"cannot connect to {peer} for {stream}: {failures[-1].strerror}; its owner has ended, or "
-            "listens on an address that cannot be reached from here"
+            f"cannot connect to {peer} for {stream}: {reason}; its owner has ended, or listens on an address "
+            "that cannot be reached from here"
         ) from failures[-1]
 
     async def _connect_socket(self, sock: socket.socket, address: SocketAddress) -> None:
