@@ -208,7 +208,7 @@ def test_what_may_follow_from_a_mistake_of_type_is_not_said() -> None:
     slots = double.replace("cpu_slots = 8", "cpu_slots = -1", 1)
     assert codes(slots + trainer(2, "tp = 2")) == ["ART-F007", "ART-T103"]
     # Without its hosts nothing is known of a topology.
-    assert codes(double.replace('"n1"', "7") + trainer(2, "tp = 3")) == ["ART-F006"]
+    assert codes("[cluster]\nhosts = 7\n" + trainer(2, "tp = 3")) == ["ART-F006"]
 
 
 def test_findings_of_services_after_a_broken_one_have_their_own_places() -> None:
