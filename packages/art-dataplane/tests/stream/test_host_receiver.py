@@ -20,6 +20,7 @@ from art_dataplane import (
     ShmLocation,
     StreamLocation,
     TransportError,
+    decode_json,
     map_location,
     read_tensors,
     write_manifest,
@@ -41,6 +42,7 @@ class Scripted:
         self.ended = 0
         self.deadlines: list[float] = []
         self.go_on = asyncio.Event()
+        self.over = asyncio.Event()
         self.error: Exception | None = None
 
     async def receive(self, location, segments, deadline_s):
@@ -53,6 +55,7 @@ class Scripted:
             raise DeadlineError(f"not within {deadline_s} s") from None
         finally:
             self.ended += 1
+            self.over.set()
         if self.error is not None:
             raise self.error
         with segments.reserve(location.byte_count) as reservation:
@@ -167,8 +170,7 @@ async def test_a_read_that_nobody_waits_for_any_more_is_ended(receiver, scripted
 async def test_a_waiter_that_is_cancelled_as_its_read_ends_keeps_nothing(receiver, scripted, copies):
     (waiter,) = await ask(receiver, 1)
     scripted.go_on.set()
-    while not scripted.ended:
-        await asyncio.sleep(0)
+    await scripted.over.wait()
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiter
@@ -186,13 +188,12 @@ async def test_each_waiter_has_its_own_deadline(receiver, scripted):
     assert scripted.begun == 1
 
 
-async def test_the_deadline_of_the_first_is_not_that_of_the_second(receiver, scripted):
+async def test_the_deadline_of_the_first_is_not_that_of_the_second(receiver, scripted, eventually):
     hasty = await ask(receiver, 1, 0.05)
     patient = await ask(receiver, 2, 30.0)
     with pytest.raises(DeadlineError):
         await hasty[0]
-    while scripted.begun < 2:
-        await asyncio.sleep(0)
+    await eventually(lambda: scripted.begun == 2)
     scripted.go_on.set()
     received = await asyncio.gather(*patient)
     assert received[0] == received[1]
@@ -227,19 +228,30 @@ async def test_a_copy_without_room_is_an_error(receiver, scripted, copies):
     assert receiver.stats().failed_reads == 1
 
 
-async def test_the_share_of_a_killed_process_is_given_back_by_its_owner(receiver, scripted, copies):
+@pytest.fixture
+def rank():
+    """Another process, which says who it is and waits."""
+    code = (
+        "from art_dataplane import ProcessIdentity, encode_json\n"
+        "print(encode_json(ProcessIdentity.current()).decode(), flush=True); input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+async def test_the_share_of_a_killed_process_is_given_back_by_its_owner(receiver, scripted, copies, rank):
     scripted.go_on.set()
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        stat = open(f"/proc/{child.pid}/stat").read().rpartition(")")[2].split()  # noqa: ASYNC230
-        holder = ProcessIdentity(child.pid, int(stat[19]), ProcessIdentity.current().namespace)
-        received = await receiver.local(LOCATION, 5.0, holder=holder)
-        assert await receiver.local(LOCATION, 5.0) == received
-        assert receiver.release_dead() == 0
-        assert not receiver.release(received, holder=ProcessIdentity(1, 1, 1))
-    finally:
-        child.kill()
-        child.communicate()
+    holder = decode_json(rank.stdout.readline().encode(), ProcessIdentity)
+    received = await receiver.local(LOCATION, 5.0, holder=holder)
+    assert await receiver.local(LOCATION, 5.0) == received
+    assert receiver.release_dead() == 0
+    assert not receiver.release(received, holder=ProcessIdentity(1, 1, 1))
+    rank.kill()
+    rank.wait(30)
     assert receiver.release_dead() == 1
     assert not receiver.release(received, holder=holder)
     assert copies.stats().segment_count == 1  # this process has its share still
@@ -268,14 +280,13 @@ async def test_a_copy_is_dropped_whoever_has_it(receiver, scripted, copies):
     assert copies.stats().segment_count == 0
 
 
-async def test_closing_tells_the_waiters_and_drops_the_copies(receiver, scripted, copies):
+async def test_closing_tells_the_waiters_and_drops_the_copies(receiver, scripted, copies, eventually):
     scripted.go_on.set()
     await receiver.local(LOCATION, 5.0)
     scripted.go_on.clear()
     other = msgspec.structs.replace(LOCATION, transfer_id="11" * 16)
     waiter = asyncio.create_task(receiver.local(other, 30.0))
-    while scripted.begun < 2:
-        await asyncio.sleep(0)
+    await eventually(lambda: scripted.begun == 2)
     await receiver.close(5.0)
     with pytest.raises(TransportError, match="receiver was closed"):
         await waiter
