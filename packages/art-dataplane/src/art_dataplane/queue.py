@@ -513,6 +513,7 @@ class TrajectoryQueue:
             )
 
         self._asking.append(asking)
+        self._filled.notify()  # whoever waits for groups may see now that there can be none
         try:
             if not await self._room.wait_until(fits, deadline_s, check=check, next_look_s=self._next_look_s):
                 raise DeadlineError(
