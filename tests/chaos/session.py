@@ -1,0 +1,497 @@
+"""The controller of a chaos session: the queue, the loop that keeps all busy, and the one who kills them.
+
+    python -m chaos.session SEED SECONDS FOLDER RUN_ID FAULT
+
+writes its :class:`chaos.facts.Facts` as JSON into ``FOLDER/../facts.json``. What a consumer made of a batch
+takes effect when the lease on its groups is released as consumed, in the same step of the event loop, or not
+at all.
+"""
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from chaos.content import make_record
+from chaos.facts import Death, Facts, Lost, Put, Taken
+from chaos.limits import CALL_S, COUNTS, LEASE_S, QUEUE_LIMITS, RECORD_BYTES, SEGMENT_BYTES
+from chaos.messages import Cancel, Consume, Consumed, Drop, Free, Look, Make, Pack, Packed, Used
+from chaos.planted import make_queue
+from chaos.wire import Peer
+
+from art_dataplane import (
+    DataPlaneError,
+    DeadlineError,
+    LeaseError,
+    Outcome,
+    ProcessIdentity,
+    Selection,
+    SelectionRule,
+    TrajectoryRef,
+    decode_json,
+    encode_json,
+    list_segments,
+    sweep,
+)
+from art_dataplane.errors import UnsatisfiableError
+from art_dataplane.records import LostGroup
+
+START_S = 30.0
+STOP_S = 10.0
+DRAIN_S = 30.0
+EXTRA_FACTOR = 3.0
+MEAN_PAUSE_S = 0.6
+HOWS = ("kill", "stop")
+SAMPLE_S = 0.05
+LOOK_S = 0.3
+RETRY_S = 0.1
+
+Unreachable = (ConnectionError, EOFError, DeadlineError)
+
+
+class Worker:
+    """One process; a slot has one after the other, each with a name of its own."""
+
+    def __init__(
+        self, role: str, peer: Peer, process: asyncio.subprocess.Process, identity: ProcessIdentity
+    ) -> None:
+        self.role = role
+        self.peer = peer
+        self.process = process
+        self.identity = identity
+        self.is_stopped = False
+        self.is_killed = False
+
+    @property
+    def name(self) -> str:
+        return self.peer.name
+
+
+class Session:
+    """See the module."""
+
+    def __init__(self, seed: int, seconds: float, folder: Path, run_id: str, fault: str) -> None:
+        self.facts = Facts(seed)
+        self._seconds = seconds
+        self._folder = folder
+        self._run_id = run_id
+        self._fault = fault
+        self._queue = make_queue(fault)
+        self._random = random.Random(seed)
+        self._slots: dict[tuple[str, int], Worker | None] = {}
+        self._incarnations = itertools.count()
+        self._group_numbers = itertools.count()
+        self._tickets = itertools.count(1)
+        self._unwanted: dict[str, list[Cancel | Drop]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._phase = "chaos"  # then "drain", "end"
+        self._started = time.monotonic()
+
+    async def run(self) -> None:
+        """From the first process to the last."""
+        slots = [(role, index) for role, count in COUNTS.items() for index in range(count)]
+        async with asyncio.TaskGroup() as starting:
+            for slot in slots:
+                starting.create_task(self._spawn(slot))
+        self._started = time.monotonic()
+        for index in range(COUNTS["owner"]):
+            self._begin(self._produce(random.Random(f"{self.facts.seed} producer {index}")))
+        for index in range(COUNTS["packer"]):
+            self._begin(self._train(("packer", index), random.Random(f"{self.facts.seed} packer {index}")))
+        self._begin(self._sample())
+        self._begin(self._tidy())
+        await self._kill()
+        self.facts.seconds = time.monotonic() - self._started
+        self._phase = "drain"
+        await self._drain()
+        self._phase = "end"
+        await self._end()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._report)
+
+    def _report(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.facts.wrong.append(f"the session failed: {error!r}")
+
+    # The processes
+
+    async def _spawn(self, slot: tuple[str, int]) -> None:
+        role, index = slot
+        name = f"{role}-{index}.{next(self._incarnations)}"
+        with (self._folder / f"{name}.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "chaos.worker", role, name,
+                str(self._folder), self._run_id, self._fault,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+            )  # fmt: skip
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), START_S)
+        if not line:
+            raise RuntimeError(f"{name} did not start: {(self._folder / f'{name}.log').read_text()}")
+        identity = decode_json(line, ProcessIdentity)
+        worker = Worker(role, Peer(self._folder, name), process, identity)
+        self._slots[slot] = worker
+        self._begin(self._attend(slot, worker))
+
+    async def _attend(self, slot: tuple[str, int], worker: Worker) -> None:
+        """Waits for the end of a worker, settles what it leaves and starts the next one."""
+        status = await worker.process.wait()
+        if self._phase == "end":
+            if status != 0:
+                self.facts.wrong.append(f"{worker.name} ended with status {status}: {self._log(worker)}")
+            return
+        self._slots[slot] = None
+        if not worker.is_killed:
+            self.facts.wrong.append(f"{worker.name} ended by itself with {status}: {self._log(worker)}")
+        self._bury(worker, status)
+        await self._spawn(slot)
+
+    def _bury(self, worker: Worker, status: int) -> None:
+        swept = () if self._fault == "leaks-segments" else sweep(self._run_id)
+        left = [info.name for info in list_segments(self._run_id) if info.owner == worker.identity]
+        at_s = time.monotonic() - self._started
+        self.facts.deaths.append(Death(worker.name, worker.role, at_s, len(swept), tuple(left)))
+        (self._folder / worker.name).unlink(missing_ok=True)
+        if worker.role == "owner":
+            self._unwanted.pop(worker.name, None)
+            self._queue.drop_owner(worker.name, f"{worker.name} ended with status {status}")
+        if worker.role == "packer" and random.random() < 0.5:  # else the queue sees it by itself
+            self._queue.revoke_holder(worker.name)
+
+    def _log(self, worker: Worker) -> str:
+        return (self._folder / f"{worker.name}.log").read_text()[-2000:]
+
+    def _living(self, role: str) -> list[Worker]:
+        return [worker for (of, _), worker in self._slots.items() if worker is not None and of == role]
+
+    # Who kills
+
+    async def _kill(self) -> None:
+        """Kills and stops at random moments: first each role once, then whom it hits."""
+        plan = [*itertools.product(HOWS, COUNTS)]
+        self._random.shuffle(plan)
+        while True:
+            elapsed = time.monotonic() - self._started
+            over = elapsed > self._seconds and not plan and self._has_seen_all()
+            if over or elapsed > self._seconds * EXTRA_FACTOR + 10:
+                return
+            await asyncio.sleep(self._random.expovariate(1 / MEAN_PAUSE_S))
+            how, role = plan[-1] if plan else self._random.choice([*itertools.product(HOWS, COUNTS)])
+            targets = [each for each in self._living(role) if not each.is_stopped and not each.is_killed]
+            if not targets:
+                continue
+            if plan:
+                plan.pop()
+            worker = self._random.choice(targets)
+            if how == "kill":
+                worker.is_killed = True
+                worker.process.send_signal(signal.SIGKILL)
+            else:
+                self._begin(self._stop(worker, self._random.uniform(0.5, 2.5) * LEASE_S))
+
+    def _has_seen_all(self) -> bool:
+        """Whether each thing happened that the session is there to see."""
+        facts, queue = self.facts, self._queue.stats()
+        seen = (
+            queue.expired_leases,
+            facts.stale_releases,
+            len(facts.lost),
+            len(facts.taken),
+            facts.remote_batches,
+        )
+        return all(seen)
+
+    async def _stop(self, worker: Worker, seconds: float) -> None:
+        worker.is_stopped = True
+        self.facts.stops[worker.role] = self.facts.stops.get(worker.role, 0) + 1
+        worker.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        worker.is_stopped = False
+        if worker.process.returncode is None:
+            worker.process.send_signal(signal.SIGCONT)
+
+    # Groups come in
+
+    async def _produce(self, rng: random.Random) -> None:
+        while self._phase == "chaos":
+            owners = self._living("owner")
+            if not owners:
+                await asyncio.sleep(RETRY_S)
+                continue
+            group_id = f"g{next(self._group_numbers)}"
+            ids = [f"{group_id}/{number}" for number in range(rng.randint(2, 4))]
+            chosen = rng.sample(owners, min(len(owners), rng.randint(1, 2)))
+            await self._produce_group(
+                group_id, {each: ids[at :: len(chosen)] for at, each in enumerate(chosen)}
+            )
+
+    async def _produce_group(self, group_id: str, shares: dict[Worker, list[str]]) -> None:
+        count = sum(map(len, shares.values()))
+        try:
+            lease = await self._queue.reserve(
+                group_id,
+                count,
+                count * RECORD_BYTES,
+                0.5,
+                holder="producer",
+                lease_s=2 * CALL_S,
+            )
+        except DeadlineError as error:  # no room: nothing leaves while packers are being replaced
+            self.facts.count_failure(error)
+            return
+        refs: list[TrajectoryRef] = []
+        try:
+            for worker, ids in shares.items():
+                refs += await worker.peer.call(Make(group_id, tuple(ids)), list[TrajectoryRef], CALL_S / 2)
+            self._queue.commit(lease, refs)
+        except (*Unreachable, DataPlaneError) as error:
+            self.facts.count_failure(error)
+            self.facts.unfinished += 1
+            for worker, ids in shares.items():
+                self._send_later(worker.name, Cancel(tuple(ids)))
+            self._abort(lease)
+            await asyncio.sleep(RETRY_S)
+            return
+        expected = tuple(ref.record_id for ref in refs if make_record(ref.record_id).error is None)
+        self.facts.put[group_id] = Put({ref.record_id: ref.owner for ref in refs}, expected)
+
+    def _abort(self, lease: Any) -> None:
+        try:
+            self._queue.abort(lease)
+        except LeaseError as error:  # it ended before
+            self.facts.count_failure(error)
+
+    # Groups go out
+
+    async def _train(self, slot: tuple[str, int], rng: random.Random) -> None:
+        """Selects, has packed, has consumed and commits, with the packer of one slot, one after the other."""
+        while self._phase != "end":
+            packer = self._slots[slot]
+            if packer is None:
+                await asyncio.sleep(RETRY_S)
+                continue
+            count = rng.randint(1, 3) if self._phase == "chaos" else 1
+            try:
+                selection = await self._queue.select(
+                    count, SelectionRule(), 0.3, holder=packer.name, lease_s=LEASE_S, process=packer.identity
+                )
+            except (DeadlineError, UnsatisfiableError) as error:
+                self.facts.count_failure(error)
+                continue
+            if selection.lost:
+                self._release_lost(selection, selection.lost)
+                continue
+            try:
+                await self._consume(packer, selection, rng)
+            except (*Unreachable, DataPlaneError) as error:
+                self.facts.count_failure(error)
+                if rng.random() < 0.5:  # else it ends by itself: at its deadline, or with its holder
+                    self._give_back(selection)
+
+    async def _consume(self, packer: Worker, selection: Selection, rng: random.Random) -> None:
+        consumers = [
+            (worker, index % 2) for (role, index), worker in self._slots.items() if role == "consumer"
+        ]
+        living = [(worker, host) for worker, host in consumers if worker is not None]
+        receivers = self._living("receiver")
+        if not living or not receivers:
+            raise DeadlineError("nobody is there to consume")
+        consumer, host = rng.choice(living)
+        request = Pack(selection, next(self._tickets), bool(host), CALL_S / 2)
+        try:
+            packed = await packer.peer.call(request, Packed, CALL_S)
+        except LeaseError:
+            self.facts.stale_fetches += 1
+            raise
+        if packed.lost:
+            self._release_lost(selection, self._queue.mark_lost(packed.lost))
+            selection = selection.without(group.group_id for group in packed.lost)
+        if packed.ref is None:
+            return
+        receiver = receivers[0].name if host else None
+        consumed = await consumer.peer.call(Consume(packed.ref, receiver, CALL_S / 2), Consumed, CALL_S)
+        if self._commit(selection, consumed, consumer):
+            self.facts.remote_batches += host
+        try:
+            await packer.peer.call(Free(packed.ref.batch_id), bool, CALL_S)
+        except (
+            *Unreachable,
+            LeaseError,
+        ) as error:  # its segment goes with the packer, or when its lease ends
+            self.facts.count_failure(error)
+
+    def _commit(self, selection: Selection, consumed: Consumed, consumer: Worker) -> bool:
+        try:
+            self._queue.release(selection.lease, Outcome.CONSUMED)
+        except LeaseError:
+            self.facts.stale_releases += 1
+            if self._fault != "ignores-stale-fence":
+                return False
+        self.facts.wrong += consumed.wrong
+        for group in selection.groups:
+            group_id = group[0].group_id
+            record_ids = consumed.record_ids.get(group_id, ())
+            self.facts.taken.append(Taken(group_id, selection.lease.fence, record_ids, consumer.name))
+        self._drop(selection, selection.refs)
+        return True
+
+    def _release_lost(self, selection: Selection, lost: tuple[LostGroup, ...]) -> None:
+        gone = {group.group_id for group in lost}
+        try:
+            refs = self._queue.release(selection.lease, Outcome.CONSUMED, group_ids=gone)
+        except LeaseError:  # they come again, as lost
+            self.facts.stale_releases += 1
+            return
+        at_s = time.monotonic() - self._started
+        self.facts.lost += [
+            Lost(group.group_id, group.record_ids, group.owners, group.reason, at_s) for group in lost
+        ]
+        self._drop(selection, refs)
+
+    def _give_back(self, selection: Selection) -> None:
+        try:
+            self._queue.release(selection.lease, Outcome.DISCARDED)
+        except LeaseError as error:  # it ended before
+            self.facts.count_failure(error)
+
+    # Records that nobody needs any more
+
+    def _drop(self, selection: Selection, refs: tuple[TrajectoryRef, ...]) -> None:
+        for owner in {ref.owner for ref in refs}:
+            theirs = tuple(ref for ref in refs if ref.owner == owner)
+            self._send_later(owner, Drop(theirs, selection.lease))
+
+    def _send_later(self, owner: str, message: Cancel | Drop) -> None:
+        if any(worker.name == owner for worker in self._living("owner")):
+            self._unwanted.setdefault(owner, []).append(message)
+
+    async def _tidy(self) -> None:
+        """Tells owners what to forget, as often as it takes."""
+        while self._phase != "end":
+            for name, messages in [*self._unwanted.items()]:
+                while messages:
+                    try:
+                        await Peer(self._folder, name).call(messages[0], int, 1.0)
+                    except Unreachable as error:
+                        self.facts.count_failure(error)
+                        break
+                    messages.pop(0)
+            await asyncio.sleep(RETRY_S)
+
+    # Bounds
+
+    async def _sample(self) -> None:
+        """Looks at the queue, at the files of each process, and at what the processes say of themselves."""
+        look_at = 0.0
+        while self._phase != "end":
+            stats = self._queue.stats()
+            held = stats.waiting_groups + stats.lost_waiting_groups + stats.leased_groups
+            self._check("the queue", "groups", held + stats.reserved_groups, QUEUE_LIMITS.groups)
+            self._check("the queue", "records", stats.records + stats.reserved_records, QUEUE_LIMITS.records)
+            self._check(
+                "the queue", "bytes", stats.byte_count + stats.reserved_bytes, QUEUE_LIMITS.byte_count
+            )
+            by_owner: dict[ProcessIdentity, int] = {}
+            for info in list_segments(self._run_id):
+                by_owner[info.owner] = by_owner.get(info.owner, 0) + info.byte_count
+            for owner, byte_count in by_owner.items():
+                self._check(f"process {owner.pid}", "bytes in /dev/shm", byte_count, SEGMENT_BYTES)
+            if time.monotonic() > look_at:
+                await asyncio.gather(*(self._look(each) for each in self._slots.values() if each is not None))
+                look_at = time.monotonic() + LOOK_S
+            self.facts.samples += 1
+            await asyncio.sleep(SAMPLE_S)
+
+    async def _look(self, worker: Worker) -> None:
+        if worker.is_stopped:
+            return
+        try:
+            used = await worker.peer.call(Look(), list[Used], 0.2)
+        except Unreachable as error:
+            self.facts.count_failure(error)
+            return
+        for each in used:
+            self._check(worker.name, each.what, each.used, each.capacity)
+
+    def _check(self, who: str, what: str, used: int, capacity: int) -> None:
+        if used > capacity and len(self.facts.over) < 10:
+            self.facts.over.append(f"{who} used {used} of {capacity} {what}")
+
+    # The end
+
+    async def _drain(self) -> None:
+        """Until every group that was put has gone, and every owner has dropped what was consumed."""
+        deadline = time.monotonic() + (DRAIN_S if not self._fault else DRAIN_S / 5)
+        while time.monotonic() < deadline:
+            stats = self._queue.stats()
+            held = (
+                stats.waiting_groups,
+                stats.lost_waiting_groups,
+                stats.leased_groups,
+                stats.reserved_groups,
+            )
+            if not any(held) and not any(self._unwanted.values()) and all(self._slots.values()):
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _end(self) -> None:
+        self.facts.queue = self._queue.stats()
+        workers = [worker for worker in self._slots.values() if worker is not None]
+        await asyncio.sleep(CALL_S)  # calls under way end
+        for worker in workers:
+            for used in await worker.peer.call(Look(), list[Used], CALL_S):
+                if used.used and used.what.startswith("record"):
+                    self.facts.left.append(f"{worker.name} still holds {used.used} {used.what}")
+        self._queue.close()
+        for worker in workers:
+            assert worker.process.stdin is not None
+            worker.process.stdin.close()
+        await asyncio.wait(
+            [asyncio.ensure_future(worker.process.wait()) for worker in workers], timeout=STOP_S
+        )
+        for worker in workers:
+            if worker.process.returncode is None:
+                self.facts.left.append(f"{worker.name} did not end within {STOP_S} s")
+                worker.process.kill()
+        if self._tasks:
+            _, running = await asyncio.wait(self._tasks, timeout=STOP_S)
+            self.facts.left += [f"{task} did not end" for task in running]
+        self.facts.left += [f"segment {info.name} is left" for info in list_segments(self._run_id)]
+        self.facts.left += [
+            f"socket {path.name} is left" for path in self._folder.iterdir() if path.suffix != ".log"
+        ]
+
+
+def leave_things() -> None:
+    """The planted fault of a session that does not clean up: a process that listens, and a file."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    subprocess.Popen(["sleep", "60"], pass_fds=[listener.fileno()])
+    os.close(tempfile.mkstemp(prefix="queue-", suffix=".lock")[0])
+
+
+async def main(seed: int, seconds: float, folder: Path, run_id: str, fault: str) -> None:
+    """Runs a session and writes what happened."""
+    session = Session(seed, seconds, folder, run_id, fault)
+    await session.run()
+    if fault == "leaves-things":
+        leave_things()
+    (folder.parent / "facts.json").write_bytes(msgspec.json.format(encode_json(session.facts)))
+
+
+if __name__ == "__main__":
+    _seed, _seconds, _folder, _run_id, *_fault = sys.argv[1:]
+    asyncio.run(main(int(_seed), float(_seconds), Path(_folder), _run_id, *(_fault or [""])))
