@@ -311,10 +311,7 @@ def _spread(work: np.ndarray, bound: float, ranks: int, most: int) -> list[int]:
         low = max(earliest[rank - 1], min(cuts[-1] + 1, blocks))
         high = max(low, min(_furthest(work, cuts[-1], bound, most), blocks - (ranks - rank)))
         target = total * rank / ranks
-        cut = low + int(work[low:high].searchsorted(target))
-        if low < cut and target - work[cut - 1] < work[cut] - target:
-            cut -= 1
-        cuts.append(cut)
+        cuts.append(low + int(work[low:high].searchsorted(target)))
     return [*cuts, blocks]
 
 
