@@ -298,8 +298,8 @@ def _reaches(work: np.ndarray, bound: float, ranks: int, most: int) -> bool:
 
 
 def _spread(work: np.ndarray, bound: float, ranks: int, most: int) -> list[int]:
-    """Cuts that keep the bound and are else as near to equal shares as it lets them, no share empty."""
-    blocks, total = len(work) - 1, float(work[-1])
+    """Cuts that keep the bound and else share what is left equally, none empty if there are enough blocks."""
+    blocks = len(work) - 1
     earliest = [blocks]  # the first cut from which the ranks behind it can still reach the end
     for _ in range(ranks - 1):
         end = earliest[-1]
@@ -310,7 +310,7 @@ def _spread(work: np.ndarray, bound: float, ranks: int, most: int) -> list[int]:
     for rank in range(1, ranks):
         low = max(earliest[rank - 1], min(cuts[-1] + 1, blocks))
         high = max(low, min(_furthest(work, cuts[-1], bound, most), blocks - (ranks - rank)))
-        target = total * rank / ranks
+        target = work[cuts[-1]] + (work[blocks] - work[cuts[-1]]) / (ranks - rank + 1)
         cuts.append(low + int(work[low:high].searchsorted(target)))
     return [*cuts, blocks]
 
