@@ -321,7 +321,10 @@ def test_contradicting_records_are_refused(record, spoil, message):
     [
         ({"temperature": 0.0}, "record r1, exchange 0 was sampled at temperature 0"),
         ({"versions": [3, 10]}, "tokens of version 10, after the version 9"),
-        ({"routes": RouteBlock(np.zeros((3, 1, 1), np.uint8))}, "1 of 2 sequences have routes"),
+        (
+            {"routes": RouteBlock(np.zeros((3, 1, 1), np.uint8))},
+            "1 of 2 exchanges have routes, and one of record r0 has none",
+        ),
     ],
 )
 def test_exchanges_that_cannot_be_trained_on_are_refused(exchange, record, fields, message):

@@ -1,8 +1,10 @@
-"""The sequences that a record asks to be computed.
+"""The sequences that records ask to be computed, and what each of them predicts.
 
-A *sequence* is one branch of a trajectory: its tokens up to the last that predicts a target.
+A *sequence* is one branch of a trajectory: its tokens up to the last that predicts a target. The columns
+here hold the sequences of a whole batch, so that they can be sorted and written without a loop over tokens.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,48 +13,132 @@ from art_dataplane.errors import PackingError
 from art_dataplane.records import TokenRecord, TrajectoryRecord, branches
 from art_dataplane.routes import SequenceRoutes
 
-
-class Targets(NamedTuple):
-    """One completion: loss entries of record ``record`` at sources from ``first`` of a sequence on."""
-
-    record: int
-    first: int
-    exchange: TokenRecord
+_NAMED = 3  # trajectories that do not fit are named up to so many, the others counted
 
 
-class TokenSequence(NamedTuple):
-    """``tokens`` int32 ``[n]`` to compute, what they predict, and their ``routes`` if any."""
+class BatchSequences(NamedTuple):
+    """``N`` sequences of a batch with ``P`` completions to predict, in the order of the records.
+
+    Args:
+        tokens: int32: sequence ``i`` is ``tokens[starts[i]:starts[i] + lengths[i]]``.
+        starts: int64 ``[N]``.
+        lengths: int64 ``[N]``.
+        records: int64 ``[N]``: index of the record.
+        target_offsets: int64 ``[N + 1]``: the completions of each sequence among all ``P``.
+        target_first: int64 ``[P]``: depth of the token that predicts the first of each completion.
+        target_counts: int64 ``[P]``: tokens of each completion.
+        exchanges: of each completion.
+        routes: of each sequence; empty when no exchange has routes.
+        logical_tokens: of all branches of all records.
+    """
 
     tokens: np.ndarray
-    targets: list[Targets]
-    routes: SequenceRoutes | None
+    starts: np.ndarray
+    lengths: np.ndarray
+    records: np.ndarray
+    target_offsets: np.ndarray
+    target_first: np.ndarray
+    target_counts: np.ndarray
+    exchanges: list[TokenRecord]
+    routes: list[SequenceRoutes]
+    logical_tokens: int
 
 
-def sequences_of(record: TrajectoryRecord, index: int) -> list[TokenSequence]:
-    """What record number ``index`` asks to be computed: one sequence for each branch that has a target.
+def gather_sequences(records: Sequence[TrajectoryRecord], capacity: int) -> BatchSequences:
+    """Collects what ``records`` ask to be computed: one sequence for each branch that has a target.
 
     Raises:
-        PackingError: only some exchanges of a branch have routes, or they differ in shape.
+        PackingError: trajectories do not fit into ``capacity`` tokens, only some exchanges have routes, or
+            routes differ in shape.
     """
-    sequences: list[TokenSequence] = []
-    for chain in branches(record.exchanges):
-        exchanges = [record.exchanges[number] for number in chain]
-        exchanges = [exchange for exchange in exchanges if len(exchange.completion_ids)]
-        if exchanges:
-            last = exchanges[-1]
-            tokens = np.concatenate((last.prompt_ids, last.completion_ids[:-1]))
-            targets = [Targets(index, len(exchange.prompt_ids) - 1, exchange) for exchange in exchanges]
-            sequences.append(TokenSequence(tokens, targets, _routes_of(record, exchanges, len(tokens))))
-    return sequences
+    texts: list[np.ndarray] = []
+    lengths: list[int] = []
+    owners: list[int] = []
+    targets: list[int] = [0]
+    exchanges: list[TokenRecord] = []
+    logical = 0
+    for number, record in enumerate(records):
+        for chain in _chains(record.exchanges):
+            last = chain[-1]
+            logical += len(last.prompt_ids) + len(last.completion_ids)
+            predicted = [exchange for exchange in chain if len(exchange.completion_ids)]
+            if predicted:
+                last = predicted[-1]
+                texts += (last.prompt_ids, last.completion_ids)
+                lengths.append(len(last.prompt_ids) + len(last.completion_ids) - 1)
+                owners.append(number)
+                exchanges += predicted
+                targets.append(len(exchanges))
+    counts = np.array(lengths, np.int64)
+    found = BatchSequences(
+        tokens=np.concatenate(texts) if texts else np.zeros(0, np.int32),
+        starts=np.cumsum(counts + 1) - counts - 1,
+        lengths=counts,
+        records=np.array(owners, np.int64),
+        target_offsets=np.array(targets, np.int64),
+        target_first=np.array([len(exchange.prompt_ids) - 1 for exchange in exchanges], np.int64),
+        target_counts=np.array([len(exchange.completion_ids) for exchange in exchanges], np.int64),
+        exchanges=exchanges,
+        routes=[],
+        logical_tokens=logical,
+    )
+    _check_lengths(found, records, capacity)
+    return found._replace(routes=_gather_routes(found, records))
 
 
-def _routes_of(record: TrajectoryRecord, exchanges: list[TokenRecord], count: int) -> SequenceRoutes | None:
-    """Routes of a sequence's tokens, each from the exchange of the chain in which the token came up first."""
-    blocks = [exchange.routes.experts for exchange in exchanges if exchange.routes is not None]
-    if not blocks:
-        return None
-    if len(blocks) != len(exchanges):
-        raise PackingError(
-            f"record {record.record_id} has routes in {len(blocks)} of {len(exchanges)} exchanges of a branch"
+def _chains(exchanges: Sequence[TokenRecord]) -> list[list[TokenRecord]]:
+    if len(exchanges) == 1:
+        return [[exchanges[0]]]
+    return [[exchanges[index] for index in chain] for chain in branches(exchanges)]
+
+
+def _check_lengths(found: BatchSequences, records: Sequence[TrajectoryRecord], capacity: int) -> None:
+    longest: dict[int, int] = {}  # the longest sequence of each record that does not fit
+    for index in np.flatnonzero(found.lengths > capacity).tolist():
+        number = int(found.records[index])
+        if number not in longest or found.lengths[index] > found.lengths[longest[number]]:
+            longest[number] = index
+    if not longest:
+        return
+    named = []
+    for number, index in list(longest.items())[:_NAMED]:
+        record = records[number]
+        last = found.exchanges[int(found.target_offsets[index + 1]) - 1]
+        named.append(
+            f"trajectory {record.record_id} of group {record.group_id} does not fit: prompt "
+            f"{len(last.prompt_ids)} + completion {len(last.completion_ids)} tokens need "
+            f"{int(found.lengths[index])} physical tokens"
         )
-    return SequenceRoutes.of_chain(blocks, count, record.record_id)
+    text = "; ".join(named)
+    if len(longest) > 1:
+        text = f"{len(longest)} of {len(records)} trajectories do not fit: {text}"
+    if len(longest) > _NAMED:
+        text += f"; and {len(longest) - _NAMED} more"
+    raise PackingError(
+        f"{text}, packed_sequence_length is {capacity}; raise it or bound the rollouts' length"
+    )
+
+
+def _gather_routes(found: BatchSequences, records: Sequence[TrajectoryRecord]) -> list[SequenceRoutes]:
+    """Routes of each sequence's tokens, each from the exchange of its branch that had the token first."""
+    present = sum(exchange.routes is not None for exchange in found.exchanges)
+    if not present:
+        return []
+    if present != len(found.exchanges):
+        index = next(index for index, each in enumerate(found.exchanges) if each.routes is None)
+        number = found.records[np.searchsorted(found.target_offsets, index, "right") - 1]
+        raise PackingError(
+            f"{present} of {len(found.exchanges)} exchanges have routes, and one of record "
+            f"{records[number].record_id} has none; all need them, or none"
+        )
+    routes = []
+    edges = found.target_offsets.tolist()
+    for begin, end, count, number in zip(
+        edges, edges[1:], found.lengths.tolist(), found.records.tolist(), strict=False
+    ):
+        blocks = [each.routes.experts for each in found.exchanges[begin:end] if each.routes is not None]
+        routes.append(SequenceRoutes.of_chain(blocks, count, records[number].record_id))
+    layouts = {(each.dtype.name, each.shape[1:]) for each in routes}
+    if len(layouts) != 1:
+        raise PackingError(f"routes of the layouts {sorted(layouts)} in one batch; all need the same")
+    return routes

@@ -10,6 +10,8 @@ What always holds, for tokens in depth-first order:
 - the path from the root to token ``t`` are the tokens ``k <= t`` with ``t < subtree_end[k]``;
 - the position of a token is its depth, the number of tokens before it on its path;
 - the forest does not depend on the order in which the sequences were given.
+
+Nothing here is done token by token in Python: tokens are compared and copied by NumPy, in runs.
 """
 
 from collections.abc import Sequence
@@ -17,167 +19,275 @@ from typing import NamedTuple
 
 import numpy as np
 
+_COMPARED_AT_ONCE = 1 << 18  # tokens, so that what is compared stays in the processor's cache
+_LONGEST_WINDOW = 4096
+
 
 class SortedSequences(NamedTuple):
     """Sequences in the order of their tokens.
 
-    ``order`` int64 ``[N]``: index of each among those given. ``lengths`` and ``shared`` int64 ``[N]``:
-    tokens, and tokens in common with the predecessor (0 for the first).
+    Args:
+        order: int64 ``[N]``: index of each among those given.
+        lengths: int64 ``[N]``: tokens of each.
+        shared: int64 ``[N]``: leading tokens that it has in common with its predecessor, 0 for the first.
     """
 
-    sequences: list[np.ndarray]
     order: np.ndarray
     lengths: np.ndarray
     shared: np.ndarray
 
 
 class Forest(NamedTuple):
-    """Part of the sorted sequences, laid out: ``start`` int64 ``[N]`` and ``size``, the physical tokens."""
+    """Rows of sorted sequences laid out one after the other; all arrays are int64.
 
-    sequences: list[np.ndarray]
+    Args:
+        chosen: ``[N]``: which of the sorted sequences, row by row and ascending in each row.
+        lengths: ``[N]``: tokens of each.
+        shared: ``[N]``: leading tokens in common with its predecessor in the row, 0 for a row's first.
+        start: ``[N + 1]``: where its first own token stands; last the number of tokens of all rows.
+        row: ``[N]``: the row of each.
+        row_offsets: ``[R + 1]``: where each row's first token stands; last the number of tokens.
+    """
+
+    chosen: np.ndarray
     lengths: np.ndarray
     shared: np.ndarray
     start: np.ndarray
-    size: int
+    row: np.ndarray
+    row_offsets: np.ndarray
 
 
 def sort_sequences(
-    sequences: Sequence[np.ndarray], tie_breakers: Sequence[str] | None = None
+    tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray, tie_breakers: Sequence[str] | None = None
 ) -> SortedSequences:
-    """Sorts token sequences (int32 ``[n]``, ids not negative) and finds the prefixes that neighbours share.
+    """Sorts token sequences and finds the prefixes that neighbours share.
 
     Args:
-        sequences: the tokens, none empty.
-        tie_breakers: decide between equal sequences; without them the given order does.
+        tokens: int32, not negative: sequence ``i`` is ``tokens[starts[i]:starts[i] + lengths[i]]``.
+        starts: int64 ``[N]``.
+        lengths: int64 ``[N]``, each at least 1.
+        tie_breakers: decide between equal sequences; without them, and between equal ones, the given order
+            does.
     """
-    # Big-endian bytes of non-negative integers compare as the integers do.
-    keys = [sequence.astype(">i4").tobytes() for sequence in sequences]
-    if tie_breakers is None:
-        order = sorted(range(len(sequences)), key=keys.__getitem__)
-    else:
-        order = sorted(range(len(sequences)), key=lambda index: (keys[index], tie_breakers[index]))
-    ordered = [sequences[index] for index in order]
-    shared = [0] * len(ordered)
-    for index in range(1, len(ordered)):
-        shared[index] = common_prefix(ordered[index - 1], ordered[index])
-    return SortedSequences(
-        ordered,
-        np.array(order, np.int64),
-        np.array([len(sequence) for sequence in ordered], np.int64),
-        np.array(shared, np.int64),
+    # Big-endian bytes of integers that are not negative compare as the integers do.
+    ordered = np.zeros(len(tokens) + _LONGEST_WINDOW, ">i4")
+    ordered[: len(tokens)] = tokens
+    data = ordered[: len(tokens)].tobytes()
+    keys = [
+        data[begin:end]
+        for begin, end in zip((4 * starts).tolist(), (4 * (starts + lengths)).tolist(), strict=True)
+    ]
+    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+    del keys, data
+    first = starts[order]
+    count = lengths[order]
+    shared = np.zeros(len(order), np.int64)
+    shared[1:] = common_prefixes(
+        ordered.view(np.int32), first[:-1], first[1:], np.minimum(count[:-1], count[1:])
     )
+    if tie_breakers is not None:
+        _break_ties(order, (shared == count) & (np.roll(count, 1) == count), tie_breakers)
+    return SortedSequences(order, count, shared)
 
 
-def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
-    """The number of leading tokens that two sequences have in common."""
-    count = min(len(left), len(right))
-    differs = left[:count] != right[:count]
-    first = int(differs.argmax()) if count else 0
-    return first if count and differs[first] else count
+def _break_ties(order: np.ndarray, equal: np.ndarray, tie_breakers: Sequence[str]) -> None:
+    """Sorts runs of equal sequences in ``order``; ``equal`` bool ``[N]``: equal to the predecessor."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], equal[1:], [False])).astype(np.int8)))
+    for begin, end in edges.reshape(-1, 2).tolist():
+        run = order[begin : end + 1].tolist()
+        order[begin : end + 1] = sorted(run, key=lambda index: (tie_breakers[index], index))
 
 
-def build_forest(parts: SortedSequences, begin: int, end: int) -> Forest:
-    """Lays out the sequences ``[begin, end)``.
+def common_prefixes(
+    tokens: np.ndarray, left: np.ndarray, right: np.ndarray, limits: np.ndarray
+) -> np.ndarray:
+    """For many pairs of places in ``tokens``, how many tokens from there on are the same; int64 ``[N]``.
 
-    The first of them is written whole, its shared prefix repeated.
+    Args:
+        tokens: int32, 4096 longer than any place that is compared.
+        left: int64 ``[N]``: the first place of each pair.
+        right: int64 ``[N]``: the second.
+        limits: int64 ``[N]``: how many tokens are compared, at most.
     """
-    shared = parts.shared[begin:end].copy()
-    shared[:1] = 0
-    lengths = parts.lengths[begin:end]
-    own = lengths - shared
-    ends = np.cumsum(own)
-    return Forest(
-        parts.sequences[begin:end], lengths, shared, ends - own, int(ends[-1]) if end > begin else 0
-    )
+    found = limits.copy()
+    pending = np.flatnonzero(limits > 0)
+    done, width = 0, 16
+    while len(pending):
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, width)
+        still = []
+        for part in np.array_split(pending, -(-len(pending) * width // _COMPARED_AT_ONCE)):
+            differs = windows[left[part] + done] != windows[right[part] + done]
+            different = differs.any(axis=1)
+            ended = part[different]
+            found[ended] = np.minimum(limits[ended], done + differs[different].argmax(axis=1))
+            still.append(part[~different])
+        done += width
+        width = min(4 * width, _LONGEST_WINDOW)
+        pending = np.concatenate(still)
+        pending = pending[limits[pending] > done]
+    return found
+
+
+def lay_out_rows(parts: SortedSequences, row: np.ndarray, row_count: int) -> Forest:
+    """Lays out sorted sequences in rows; in each row equal prefixes are there once.
+
+    Args:
+        parts: ``N`` sorted sequences.
+        row: int64 ``[N]``: the row of each, from 0 to ``row_count - 1``, none empty.
+        row_count: how many rows there are.
+    """
+    chosen = np.argsort(row, kind="stable")
+    rows = row[chosen]
+    shared = np.zeros(len(chosen), np.int64)
+    behind = np.flatnonzero(rows[1:] == rows[:-1]) + 1  # those with a predecessor in their row
+    shared[behind] = _least_between(parts.shared, chosen[behind - 1] + 1, chosen[behind])
+    lengths = parts.lengths[chosen]
+    start = np.concatenate(([0], np.cumsum(lengths - shared)))
+    first = np.searchsorted(rows, np.arange(row_count + 1))
+    return Forest(chosen, lengths, shared, start, rows, start[first])
+
+
+def _least_between(values: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """The least of ``values[first[i]:last[i] + 1]`` for each ``i``, from tables of powers of two."""
+    levels = np.frexp(np.maximum(last - first + 1, 1))[1] - 1
+    least = np.empty(len(first), np.int64)
+    table = values
+    for level in range(int(levels.max(initial=-1)) + 1):
+        if level:
+            half = 1 << (level - 1)
+            table = np.minimum(table[:-half], table[half:])
+        here = np.flatnonzero(levels == level)
+        least[here] = np.minimum(table[first[here]], table[last[here] + 1 - (1 << level)])
+    return least
+
+
+class Neighbours(NamedTuple):
+    """For each sequence of a forest, the nearest ones with a smaller shared prefix; arrays ``[N]``.
+
+    Args:
+        before: int64: the last one before it, which owns the last token of the shared prefix; itself where
+            that prefix is empty.
+        behind: int64: the first one behind it; N where there is none.
+        leads: bool: something is shared, and no other between ``before`` and it shares exactly as much.
+    """
+
+    before: np.ndarray
+    behind: np.ndarray
+    leads: np.ndarray
+
+
+def find_neighbours(shared: np.ndarray) -> Neighbours:
+    """Finds the neighbours of all sequences.
+
+    Args:
+        shared: int64 ``[N]``, of a :class:`Forest`.
+    """
+    depths = shared.tolist()
+    count = len(depths)
+    before, behind, leads = list(range(count)), [count] * count, [False] * count
+    open_ones: list[int] = [0]  # those whose `behind` is still to come, ascending also by depth
+    for index in range(1, count):
+        depth = depths[index]
+        while depths[open_ones[-1]] > depth:
+            behind[open_ones.pop()] = index
+        if depth:
+            nearest = open_ones[-1]
+            if depths[nearest] < depth:
+                before[index], leads[index] = nearest, True
+            else:
+                before[index] = before[nearest]
+            open_ones.append(index)
+        else:
+            open_ones = [index]
+    return Neighbours(np.array(before, np.int64), np.array(behind, np.int64), np.array(leads, bool))
 
 
 def write_forest(
-    forest: Forest, token_ids: np.ndarray, position_ids: np.ndarray, subtree_end: np.ndarray, base: int
+    forest: Forest,
+    neighbours: Neighbours,
+    tokens: np.ndarray,
+    first: np.ndarray,
+    token_ids: np.ndarray,
+    position_ids: np.ndarray,
+    subtree_end: np.ndarray,
 ) -> None:
-    """Writes the forest's tokens in depth-first order.
+    """Writes the tokens of all rows in depth-first order.
 
     Args:
-        forest: what to write.
-        token_ids: int32 ``[size]``, written.
-        position_ids: int32 ``[size]``, written.
-        subtree_end: int32 ``[size]``, written; indices begin at ``base``.
-        base: where in its row the forest's first token stands.
+        forest: what to write, with ``T`` tokens.
+        neighbours: of its sequences.
+        tokens: int32: the given tokens.
+        first: int64 ``[N]``: where each sequence of the forest begins in ``tokens``.
+        token_ids: int32 ``[T]``, written.
+        position_ids: int32 ``[T]``, written: depths.
+        subtree_end: int32 ``[T]``, written: indices within the row.
     """
-    shared, lengths, start = forest.shared.tolist(), forest.lengths.tolist(), forest.start.tolist()
-    for sequence, depth, length, at in zip(forest.sequences, shared, lengths, start, strict=True):
-        own = slice(at, at + length - depth)
-        token_ids[own] = sequence[depth:]
-        position_ids[own] = _COUNTING.upto(length)[depth:]
-    # From the last sequence to the first: `later` holds the successors that still end somebody's subtrees,
-    # the nearest on top, with ever smaller shared prefixes below. A token of depth d ends at the nearest
-    # successor that shares at most d tokens.
-    later = [(0, forest.size)]
-    for depth, length, at in zip(reversed(shared), reversed(lengths), reversed(start), strict=True):
-        top = length
-        while True:
-            limit, begins = later[-1]
-            low = max(limit, depth)
-            if low < top:
-                subtree_end[at + low - depth : at + top - depth] = base + begins
-                top = low
-            if limit < depth or len(later) == 1:
-                break
-            later.pop()
-        later.append((depth, at))
+    if not len(forest.chosen):
+        return
+    own = forest.lengths - forest.shared
+    begins, ends = (first + forest.shared).tolist(), (first + forest.lengths).tolist()
+    np.concatenate([tokens[begin:end] for begin, end in zip(begins, ends, strict=True)], out=token_ids)
+    _write_runs(forest.shared, own, position_ids)
+    ends_at, counts = _subtree_ends(forest, neighbours)
+    subtree_end[:] = np.repeat(ends_at.astype(np.int32), counts)
 
 
-def size_of_parts(parts: SortedSequences) -> int:
-    """Physical tokens when nothing is repeated."""
-    return int((parts.lengths - parts.shared).sum())
+def _subtree_ends(forest: Forest, neighbours: Neighbours) -> tuple[np.ndarray, np.ndarray]:
+    """Runs of tokens whose subtrees end at the same place in the row: that place, and how many they are.
 
-
-def split_at_branches(parts: SortedSequences, capacity: int) -> list[tuple[int, int]]:
-    """Cuts the sorted sequences into runs ``[begin, end)`` of at most ``capacity`` physical tokens each.
-
-    Each run repeats the prefix that its first sequence shares with the one before; the cuts are those with
-    the fewest repeated tokens together, then the fewest runs. Every sequence must fit by itself.
-
-    Raises:
-        ValueError: one does not.
+    A token of depth ``d`` ends at the nearest successor that shares at most ``d`` tokens. For the last own
+    tokens of a sequence that is the next one; the others end behind a run of successors that share as much.
     """
-    lengths, shared = parts.lengths.tolist(), parts.shared.tolist()
-    count = len(lengths)
-    best: list[tuple[int, int]] = [(0, 0)]  # repeated tokens and runs for the sequences before an index
-    cut_before = [0]
-    for end in range(1, count + 1):
-        candidates: tuple[tuple[int, int], int] | None = None
-        behind = 0
-        for begin in range(end - 1, -1, -1):
-            size = behind + lengths[begin]
-            if size > capacity:
-                break
-            repeated = shared[begin] if begin else 0
-            option = (best[begin][0] + repeated, best[begin][1] + 1)
-            if candidates is None or option < candidates[0]:
-                candidates = (option, begin)
-            behind += lengths[begin] - shared[begin]
-        if candidates is None:
-            raise ValueError(f"a sequence of {lengths[end - 1]} tokens exceeds the {capacity} of a row")
-        best.append(candidates[0])
-        cut_before.append(candidates[1])
-    runs: list[tuple[int, int]] = []
-    end = count
-    while end:
-        runs.append((cut_before[end], end))
-        end = cut_before[end]
-    return runs[::-1]
+    shared, start, row_start = forest.shared, forest.start, forest.row_offsets[forest.row]
+    next_shared = np.append(shared[1:], 0)
+    low = np.maximum(next_shared, shared)
+    leading = np.flatnonzero(neighbours.leads)
+    owner, behind = neighbours.before[leading], neighbours.behind[leading]
+    inner_low = np.maximum(np.append(shared, 0)[behind], shared[owner])
+    at = np.concatenate((start[:-1] + low - shared, start[owner] + inner_low - shared[owner]))
+    counts = np.concatenate((forest.lengths - low, shared[leading] - inner_low))
+    ends = np.concatenate((start[1:] - row_start, start[behind] - row_start[owner]))
+    filled = np.flatnonzero(counts)
+    order = filled[np.argsort(at[filled])]
+    return ends[order], counts[order]
 
 
-class _Counting:
-    """0, 1, 2 ... as one growing array, so that position ids are copied and not counted again."""
+def write_sources(
+    forest: Forest,
+    neighbours: Neighbours,
+    sequence: np.ndarray,
+    first: np.ndarray,
+    counts: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Writes where the tokens of parts of sequences stand in their rows, one part after the other.
 
-    def __init__(self) -> None:
-        self._numbers = np.arange(4096, dtype=np.int32)
+    Args:
+        forest: the rows.
+        neighbours: of its sequences.
+        sequence: int64 ``[P]``: which sequence of the forest each part is of.
+        first: int64 ``[P]``: depth of its first token.
+        counts: int64 ``[P]``: how many tokens it has.
+        out: int32 ``[sum(counts)]``, written: indices within the row.
+    """
+    place = np.cumsum(counts) - counts
+    row_start = forest.row_offsets[forest.row]
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # place in `out`, first index, how many
+    # From the sequence itself to those before it that own what it shares.
+    pending, owner, high = np.arange(len(sequence)), sequence, first + counts
+    while len(pending):
+        low = np.maximum(first[pending], forest.shared[owner])
+        index = forest.start[owner] + low - forest.shared[owner] - row_start[owner]
+        found.append((place[pending] + low - first[pending], index, np.maximum(high - low, 0)))
+        above = first[pending] < forest.shared[owner]
+        pending, owner, high = pending[above], neighbours.before[owner[above]], np.minimum(high, low)[above]
+    at, begins, lengths = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    filled = np.flatnonzero(lengths)
+    order = filled[np.argsort(at[filled])]
+    _write_runs(begins[order], lengths[order], out)
 
-    def upto(self, count: int) -> np.ndarray:
-        if count > len(self._numbers):
-            self._numbers = np.arange(max(count, 2 * len(self._numbers)), dtype=np.int32)
-        return self._numbers[:count]
 
-
-_COUNTING = _Counting()
+def _write_runs(begins: np.ndarray, counts: np.ndarray, out: np.ndarray) -> None:
+    """Writes ``begin, begin + 1, ...``, ``count`` numbers for each run; int32."""
+    at = np.cumsum(counts) - counts
+    np.add(np.repeat((begins - at).astype(np.int32), counts), np.arange(len(out), dtype=np.int32), out=out)
