@@ -26,7 +26,7 @@ from art_dataplane.context_plan import ContextPlan, ContextRule, plan_rows
 from art_dataplane.fetching import fetch_groups
 from art_dataplane.kl import KlRule
 from art_dataplane.leases import Lease
-from art_dataplane.packing_plan import LossWeightRule, PackingPlan, plan_packing
+from art_dataplane.packing_plan import LossWeightRule, MergeRoutes, PackingPlan, plan_packing
 from art_dataplane.queue import Selection
 from art_dataplane.records import TrajectoryRecord
 from art_dataplane.shm import ShmSegmentStore
@@ -50,6 +50,8 @@ class PackingRequest(msgspec.Struct, frozen=True):
         kl: see :class:`KlRule`.
         objective: ``"sft"`` gives every target the advantage 1; see :data:`~art_dataplane.batch.Objective`.
         context: how rows are split over context-parallel ranks; None leaves that out.
+        merge_routes: which equal tokens are computed once when there are routes: ``"equal"`` those that went
+            to the same experts, ``"first"`` all; see :data:`art_dataplane.packing_plan.MergeRoutes`.
     """
 
     selection: Selection
@@ -63,6 +65,7 @@ class PackingRequest(msgspec.Struct, frozen=True):
     kl: KlRule = KlRule()
     objective: Objective = "rl"
     context: ContextRule | None = None
+    merge_routes: MergeRoutes = "equal"
 
     @property
     def record_ids(self) -> tuple[str, ...]:
@@ -155,6 +158,7 @@ def pack(
         loss_weight=request.loss_weight,
         kl=request.kl,
         objective=request.objective,
+        merge_routes=request.merge_routes,
     )
     planned = time.monotonic()
     timing = PackingTiming(fetch_s, planned - started, 0.0)
