@@ -6,6 +6,7 @@ megatron-core. Every function returns the layers of the ``pp * vpp`` stages in t
 
 from math import isqrt
 
+from art_topology.passes.findings import either
 from art_topology.stage_strings import StageError, write_stages
 
 _FIRST = "num_layers_in_first_pipeline_stage"
@@ -167,7 +168,7 @@ def _ends_hint(num_layers: int, pp: int, vpp: int, mtp: int, given: dict[str, in
 
 def _or_layout(nearest: str | None, num_layers: int, pp: int, vpp: int, mtp: int) -> str:
     uneven = _layout_hint(num_layers, pp, vpp, mtp)
-    return f"use {nearest}, or {uneven}" if nearest else uneven
+    return either(f"use {nearest}" if nearest else "", uneven)
 
 
 def _layout_hint(num_layers: int, pp: int, vpp: int, mtp: int) -> str:

@@ -255,9 +255,10 @@ def made_up(machine: Machine, gpus: int | None, per_host: int | None) -> Cluster
         raise CommandError(f"--gpus {gpus:,}: at most {MOST_GPUS:,} can be planned")
     each = per_host if per_host is not None else min(machine.gpus_per_host, gpus)
     if gpus % each:
+        fewer, more = gpus // each * each, (gpus // each + 1) * each
+        near = f"{fewer} or {more}" if fewer else f"{more}"
         raise CommandError(
-            f"{gpus} GPUs are no whole number of hosts with {each}: use {gpus // each * each or each} or "
-            f"{(gpus // each + 1) * each}, or another --gpus-per-host"
+            f"{gpus} GPUs are no whole number of hosts with {each}: use {near}, or another --gpus-per-host"
         )
     count = gpus // each
     hosts = tuple(

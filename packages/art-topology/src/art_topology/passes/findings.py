@@ -1,5 +1,6 @@
 """Where the passes put what they find."""
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -63,6 +64,19 @@ def listed(values: Sequence[object], *, limit: int = 6) -> str:
 def joined(parts: Sequence[str]) -> str:
     """``a, b and c``."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+
+
+def either(*proposals: str) -> str:
+    """Proposals joined by ", or ", each once, however it is written."""
+    kept: dict[str, str] = {}
+    for part in ", or ".join(filter(None, proposals)).split(", or "):
+        key = re.sub(r" ?= ?", "=", part.removeprefix("use ").removeprefix("divide unevenly by "))
+        if not any(re.search(rf"(?<![\w=]){re.escape(key)}(?!\w)", known) for known in kept):
+            kept[key] = part
+    first, *others = kept.values()
+    if first.startswith("use "):
+        others = [other.removeprefix("use ") for other in others]
+    return ", or ".join([first, *others])
 
 
 def free_name(name: str, number: int, taken: Collection[str]) -> str:

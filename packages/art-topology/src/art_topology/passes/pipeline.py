@@ -139,7 +139,7 @@ def _virtual(parallel: MegatronTopologyConfig, vpp: int) -> list[Fault]:
         otherwise = "set vpp above 1"
     elif group is not None and group < parallel.pp:
         message = f"vpp_microbatch_group_size={group} is below pp={parallel.pp}: the pipeline would run dry"
-        otherwise = f"leave it out for {parallel.pp}"
+        otherwise = "leave it out"
     else:
         return []
     return [
@@ -177,7 +177,7 @@ def _ends(parallel: MegatronTopologyConfig) -> list[Fault]:
                 code="ART-T314",
                 path=f"{PATH}.{_ENDS[1]}",
                 message=f"the layers of the first and of the last stage are given, but {why}",
-                fields=(_ENDS[1],),
+                fields=(_ENDS[1], *(_ENDS[:1] if parallel.pp == 1 else ())),
                 related=(f"{PATH}.{_ENDS[0]}",),
             )
         )

@@ -30,8 +30,15 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True):
 def service_faults(parallel: VllmParallelSpec, crew: Crew, facts: ModelFacts | None) -> list[Fault]:
     """Everything that is wrong with the division."""
     found = [] if crew.workers is None else _packing(parallel, crew, crew.workers)
+    refused = _model(parallel, crew, facts) if facts is not None else []
+    if not found:
+        return refused
     # A division that does not make the workers is wrong as it stands; what it would do to the model follows.
-    return found or (_model(parallel, crew, facts) if facts is not None else [])
+    return [msgspec.structs.replace(fault, otherwise=_NEW) for fault in found] if refused else found
+
+
+_NEW = "choose tp, pp and dp anew"
+"""Where a division is wrong whatever the workers are."""
 
 
 def service_candidates(parallel: VllmParallelSpec, name: str, crew: Crew) -> Iterable[Any]:

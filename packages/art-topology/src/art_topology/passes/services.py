@@ -12,7 +12,7 @@ from art_topology.passes.findings import Findings, Suggestion, closest, free_nam
 from art_topology.passes.hosts import HostTable
 from art_topology.passes.model_facts import ModelFacts, facts_of
 from art_topology.passes.service_division import Crew, service_candidates, service_faults
-from art_topology.passes.trainer import resized
+from art_topology.passes.trainer import overfull, resized
 from art_topology.serving import ModelServiceSpec
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def check_services(
         distinct = _check_distinct_hosts(service, k, findings)
         equal = _check_equal_members(service, k, table, findings)
         facts = served.facts_for(service)
-        if _check_division(service, k, facts, distinct and equal, findings):
+        certain = distinct and equal and not any(overfull(m.placement, table) for m in service.members)
+        if _check_division(service, k, facts, certain, findings):
             settled.add(k)
         if served.is_by(service):
             _check_requests(service, k, served, findings)

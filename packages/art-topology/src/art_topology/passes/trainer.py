@@ -45,7 +45,7 @@ def check_trainer(
     if not repeats:
         _check_order(spec, table, findings)
     settled = not repeats and not _is_unequal(spec, table, findings)
-    settled = settled and not any(_overfull(placement, table) for placement in spec.placements)
+    settled = settled and not any(overfull(placement, table) for placement in spec.placements)
     world = sum(placement.process_count for placement in spec.placements) if settled else None
     first = spec.placements[0]
     mesh = Mesh(world=world, per_host=first.process_count, on_gpus=isinstance(first, GpuPlacement))
@@ -182,7 +182,7 @@ def resized(path: str, placement: GpuPlacement | CpuPlacement, count: int, table
     return (f"{path}.gpus", gpus) if len(gpus) == count else None
 
 
-def _overfull(placement: GpuPlacement | CpuPlacement, table: HostTable) -> bool:
+def overfull(placement: GpuPlacement | CpuPlacement, table: HostTable) -> bool:
     """Whether it asks for more CPU slots than its host has (ART-T204): how many are meant is in doubt."""
     host = table.get(placement.host_id)
     return isinstance(placement, CpuPlacement) and host is not None and placement.slots > host.cpu_slots

@@ -14,6 +14,7 @@ import msgspec
 
 from art_topology.passes.dimensions import linear_fault, tensor_faults, undivided_expert
 from art_topology.passes.faults import Fault, divisors, nearest
+from art_topology.passes.findings import either
 from art_topology.passes.model_facts import ModelFacts
 from art_topology.passes.pipeline import PATH, balanced_layout, pipeline_faults, virtual_stages, widest_stage
 from art_topology.trainer import MegatronTopologyConfig
@@ -40,13 +41,14 @@ def trainer_faults(
     parallel: MegatronTopologyConfig, mesh: Mesh, facts: ModelFacts | None, workload: WorkloadSpec | None
 ) -> list[Fault]:
     """Everything that is wrong with the division."""
-    found = pipeline_faults(parallel, facts) + _sequence_parallel(parallel, facts)
+    stages = pipeline_faults(parallel, facts)
+    found = stages + _sequence_parallel(parallel, facts)
     divided = mesh.world is not None and _divide(parallel, mesh, mesh.world, found)
     if facts is not None:
         found += _model(parallel, facts)
     if workload is not None:
         unsettled = mesh.world is not None and not divided
-        found += _workload(parallel, mesh if divided else None, facts, workload, not found, unsettled)
+        found += _workload(parallel, mesh if divided else None, facts, workload, not stages, unsettled)
     return found
 
 
@@ -192,6 +194,7 @@ def _workload(
     unsettled: bool,
 ) -> list[Fault]:
     found = [] if unsettled else _row(parallel, workload)
+    found += _sequence(1 if unsettled else _row_unit(parallel), workload)
     if workload.group_size == 1:
         found.append(
             Fault(
@@ -240,7 +243,7 @@ def _rows(parallel: MegatronTopologyConfig, dp: int, workload: WorkloadSpec) -> 
         return rows >= dp and (not vpp or vpp == 1 or _fills(-(-rows // dp), group, parallel.pp))
 
     groups = _more_groups(workload, dp * group if vpp and vpp > 1 else dp, works)
-    hint = otherwise if groups is None else f"{groups} groups per step, or {otherwise}"
+    hint = either("" if groups is None else f"{groups} groups per step", otherwise)
     path = "workload.groups_per_step"
     suggestion = None if groups is None else (path, groups)
     return [Fault(code=code, path=path, message=message, otherwise=f"use {hint}", suggestion=suggestion)]
@@ -266,42 +269,54 @@ def _more_groups(workload: WorkloadSpec, rows: int, works: Callable[[int], bool]
 
 def _row(parallel: MegatronTopologyConfig, workload: WorkloadSpec) -> list[Fault]:
     length, path = workload.packed_sequence_length, "workload.packed_sequence_length"
-    unit = parallel.cp * (parallel.tp if divides_tokens(parallel) else 1)
+    unit = _row_unit(parallel)
+    if length % unit == 0:
+        return []
     need = workload.prompt_tokens + workload.completion_tokens
     fits = -(-max(length, need) // unit) * unit
-    found = []
-    if length % unit:
-        axis_is_odd = length % 64 == 0 and need <= length
-        by = "cp" if length % parallel.cp else "tp"
-        said = (
-            f"cp={parallel.cp}"
-            if unit == parallel.cp
-            else f"tp*cp = {parallel.tp}*{parallel.cp} = {unit} (with sequence parallelism)"
+    axis_is_odd = length % 64 == 0 and need <= length
+    by = "cp" if length % parallel.cp else "tp"
+    said = (
+        f"cp={parallel.cp}"
+        if unit == parallel.cp
+        else f"tp*cp = {parallel.tp}*{parallel.cp} = {unit} (with sequence parallelism)"
+    )
+    return [
+        Fault(
+            code="ART-T901",
+            path=path,
+            message=f"a row of {length} tokens cannot be divided by {said}",
+            otherwise=f"rows of {fits} tokens" if axis_is_odd else f"use {fits}",
+            fields=(by, *(axis for axis in ("cp", "tp") if axis != by)) if axis_is_odd else (),
+            suggestion=None if axis_is_odd else (path, fits),
+            related=(f"{PATH}.{by}",),
         )
-        found.append(
-            Fault(
-                code="ART-T901",
-                path=path,
-                message=f"a row of {length} tokens cannot be divided by {said}",
-                otherwise=f"rows of {fits} tokens" if axis_is_odd else f"use {fits}",
-                fields=(by, *(axis for axis in ("cp", "tp") if axis != by)) if axis_is_odd else (),
-                suggestion=None if axis_is_odd else (path, fits),
-                related=(f"{PATH}.{by}",),
-            )
+    ]
+
+
+def _row_unit(parallel: MegatronTopologyConfig) -> int:
+    """What divides the tokens of a row."""
+    return parallel.cp * (parallel.tp if divides_tokens(parallel) else 1)
+
+
+def _sequence(unit: int, workload: WorkloadSpec) -> list[Fault]:
+    """Whether a row holds a sequence; ``unit`` divides the row that is proposed."""
+    length, path = workload.packed_sequence_length, "workload.packed_sequence_length"
+    need = workload.prompt_tokens + workload.completion_tokens
+    if need <= length:
+        return []
+    fits = -(-need // unit) * unit
+    return [
+        Fault(
+            code="ART-T902",
+            path=path,
+            message=f"a row of {length} tokens does not hold a prompt of {workload.prompt_tokens} and a "
+            f"completion of {workload.completion_tokens} tokens",
+            otherwise=f"use at least {fits}",
+            suggestion=(path, fits),
+            related=("workload.prompt_tokens", "workload.completion_tokens"),
         )
-    if need > length:
-        found.append(
-            Fault(
-                code="ART-T902",
-                path=path,
-                message=f"a row of {length} tokens does not hold a prompt of {workload.prompt_tokens} and a "
-                f"completion of {workload.completion_tokens} tokens",
-                otherwise=f"use at least {fits}",
-                suggestion=(path, fits),
-                related=("workload.prompt_tokens", "workload.completion_tokens"),
-            )
-        )
-    return found
+    ]
 
 
 def _recompute(
