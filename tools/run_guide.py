@@ -1,9 +1,9 @@
-"""Does what a page about ``art-topology`` tells its reader to do, and shows what the commands really print.
+"""Does what a page tells its reader to do, and shows what the commands really print.
 
     python tools/run_guide.py             # writes the outputs into the pages of ``PAGES``, and their pictures
     python tools/run_guide.py --check     # exit status 1 where a page shows something else
 
-A fenced block is one step, told by its info string: ``toml title="NAME"`` is the file NAME; ``sh`` are
+A fenced block is one step, told by its info string: ``KIND title="NAME"`` is the file NAME; ``sh`` are
 commands that print nothing; ``console`` are commands behind ``$``, each with what it prints; ``python`` is a
 program, and the ``text`` block after it what it prints, if anything. Other blocks are only read.
 
@@ -19,14 +19,19 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "docs" / "plan-a-cluster.md", ROOT / "packages" / "art-topology" / "README.md")
+PAGES = (
+    ROOT / "docs" / "plan-a-cluster.md",
+    ROOT / "packages" / "art-topology" / "README.md",
+    ROOT / "docs" / "data-plane.md",
+    ROOT / "docs" / "use-from-another-stack.md",
+)
 PICTURES = {"plan-a-cluster.md": {"run.svg": ROOT / "docs" / "images" / "topology.svg"}}
 """Files that following a page makes, and where they are shown from."""
 
 MODEL = "Qwen3-30B-A3B"
 CONFIG = ROOT / "packages" / "art-topology" / "accuracy" / "models" / "qwen3-30b-a3b.json"
 
-_FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
 _TITLE = re.compile(r'\w+ title="(?P<name>[\w.-]+)"')
 _DURATION = re.compile(r"\b\d+\.\d+ s$", re.MULTILINE)
 _COMMAND_S = 120.0
@@ -44,7 +49,7 @@ def followed(markdown: str, folder: Path) -> str:
     """
     environment = _environment(folder / ".bin")
     parts, end, program = [], 0, ""
-    for fence in _FENCE.finditer(markdown):
+    for fence in FENCE.finditer(markdown):
         info, body = fence["info"], fence["body"]
         title = _TITLE.fullmatch(info)
         if title is not None:
@@ -111,9 +116,10 @@ def _commands(body: str) -> list[str]:
 def _environment(programs: Path) -> dict[str, str]:
     """With the command of this Python first on the path, and tables of one width."""
     programs.mkdir()
-    command = programs / "art-topology"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m art_topology.command "$@"\n')
-    command.chmod(0o755)
+    for name, options in (("art-topology", " -m art_topology.command"), ("python", "")):
+        command = programs / name
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}"{options} "$@"\n')
+        command.chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return os.environ | {"PATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
 
