@@ -114,7 +114,8 @@ class PackedBatchRef(msgspec.Struct, frozen=True):
         ticket: counts packing attempts.
         packed_sequence_length: physical tokens of a row, at most.
         counts: how much was packed.
-        versions: all policy versions that sampled a trained token, ascending.
+        versions: all policy versions that sampled a trained token, ascending; none with the objective
+            ``"sft"``.
         record_ids: the packed records; ``loss_record`` is an index into them.
         group_ids: the groups that they are of.
         policy_version: the version that the step starts from.

@@ -180,7 +180,7 @@ def pack(
         ticket=request.ticket,
         packed_sequence_length=request.packed_sequence_length,
         counts=plan.counts,
-        versions=plan.versions,
+        versions=plan.versions if request.objective == "rl" else (),
         record_ids=plan.record_ids,
         group_ids=plan.group_ids,
         policy_version=request.policy_version,
