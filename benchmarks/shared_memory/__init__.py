@@ -1,1 +1,1 @@
-"""An array in hand becomes one that two processes have: beside torch.multiprocessing and Ray; see README.md."""
+"""An array in hand becomes one that two processes have, beside torch and Ray; see README.md."""

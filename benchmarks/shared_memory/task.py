@@ -10,15 +10,14 @@ _WORDS_PER_PAGE = 512
 
 
 def make_array(mib: int, seed: int) -> np.ndarray:
-    """uint64 ``[mib * 131072]`` of random words."""
-    words = np.random.default_rng(seed).integers(0, 1 << 64, mib << 17, np.uint64)
-    return words.astype(np.uint64)
+    """int64 ``[mib * 131072]`` of random words."""
+    return np.random.default_rng(seed).integers(0, 1 << 40, mib << 17, np.int64)
 
 
 def stamp(array: np.ndarray, turn: int) -> None:
     """Makes the array another one than in the turn before, in every page that is looked at."""
-    array[::_WORDS_PER_PAGE] += np.uint64(turn)
-    array[-1] += np.uint64(turn)
+    array[::_WORDS_PER_PAGE] += turn
+    array[-1] += turn
 
 
 def look(array: np.ndarray, every_page: bool) -> int:

@@ -56,7 +56,7 @@ class Torch:
             process.join(_TIMEOUT_S)
 
     def _send(self, array: np.ndarray, what: str) -> list:
-        self._tensor = torch.from_numpy(array.view(np.int64))
+        self._tensor = torch.from_numpy(array)
         for pipe in self._pipes:
             pipe.send((what, self._tensor))
         return [_receive(pipe) for pipe in self._pipes]
@@ -79,7 +79,7 @@ def _consume(pipe: Connection) -> None:
             pipe.send(tensor)
             continue
         tensor = sent
-        array = tensor.numpy().view(np.uint64)
+        array = tensor.numpy()
         if what == "digest":
             pipe.send(hashlib.blake2b(array).hexdigest())
         else:
