@@ -114,7 +114,7 @@ TURNS = [
         ({}, [[4, 5], [7, 8, 9]]),
         ({"learn": "last"}, [[7, 8, 9]]),
         ({"roles": ("user",)}, [[3], [6], [10]]),
-        ({"roles": ("user", "assistant")}, [[3, 4, 5], [6, 7, 8, 9, 10]]),
+        ({"roles": ("user", "assistant")}, [[3, 4, 5, 6, 7, 8, 9, 10]]),
         ({"roles": ("system", "user"), "learn": "last"}, [[10]]),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_batch_of_examples_takes_the_same_path_and_says_what_it_is(segments):
         (lambda: example_record("r", [1.0, 2.0], [False, True]), "float64 from 1.0 to 2.0"),
         (
             lambda: conversation_record("r", TURNS[:2]),
-            "none of 2 turns is of assistant; there are: system, user",
+            "none of 2 turns is of assistant; .* system, user",
         ),
         (lambda: conversation_record("r", []), "none of 0 turns is of assistant; there are: none"),
         (lambda: conversation_record("r", [Turn("assistant", [])]), "none of 0 tokens is learned"),

@@ -1,9 +1,9 @@
 """Supervised examples as records, so that they take the same path as rollouts.
 
-An example is a text of token ids of which some are to be learned. As a record it has one exchange for each run
-of such tokens, so it is stored, leased, merged by prefix, packed and moved like a trajectory; with the objective
-``"sft"`` (``PackingRequest.objective``) every target has the advantage 1. No policy sampled the tokens: their
-log-probs and versions are 0 and mean nothing.
+An example is a text of token ids of which some are to be learned. As a record it has one exchange for each
+run of such tokens, so it is stored, leased, merged by prefix, packed and moved like a trajectory; with the
+objective ``"sft"`` (``PackingRequest.objective``) every target has the advantage 1. No policy sampled the
+tokens: their log-probs and versions are 0 and mean nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -59,8 +59,8 @@ def example_record(
         )
     if learned[0]:
         raise RecordError(
-            f"record {record_id}: the mask begins with the first token, which nothing predicts; put a token in "
-            "front of it, or leave it out of the mask"
+            f"record {record_id}: the mask begins with the first token, which nothing predicts; put a token "
+            "in front of it, or leave it out of the mask"
         )
     if tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() > np.iinfo(np.int32).max:
         raise RecordError(
