@@ -291,6 +291,7 @@ class Session:
                 )
             except (DeadlineError, UnsatisfiableError) as error:
                 self.facts.count_failure(error)
+                await asyncio.sleep(RETRY_S)
                 continue
             if selection.lost:
                 self._release_lost(selection, selection.lost)
@@ -301,6 +302,7 @@ class Session:
                 self.facts.count_failure(error)
                 if rng.random() < 0.5:  # else it ends by itself: at its deadline, or with its holder
                     self._give_back(selection)
+                await asyncio.sleep(RETRY_S)
 
     async def _consume(self, packer: Worker, selection: Selection, rng: random.Random) -> None:
         consumers = [
