@@ -233,6 +233,7 @@ def long_record(name: str, prompt: int, completion: int, layers: int, seed: int)
 
 def test_packing_writes_routes_into_the_buffer_and_makes_no_other_copy_of_them():
     records = [long_record(f"r{seed}", 100, 900, 60, seed) for seed in range(4)]
+    plan_packing([records], packed_sequence_length=2000, policy_version=0)  # what is imported late
     tracemalloc.start()
     try:
         plan = plan_packing([records], packed_sequence_length=2000, policy_version=0)
