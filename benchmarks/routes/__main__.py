@@ -157,10 +157,9 @@ def _measure(
 def _report(plan: PackingPlan, options: argparse.Namespace, ms: dict[str, float]) -> None:
     tokens, layers, topk = next(spec.shape for spec in plan.tensors if spec.name == "routes")
     byte_count = next(spec.byte_count for spec in plan.tensors if spec.name == "routes")
-    print(
-        f"{tokens:,} physical tokens of {plan.counts.logical_tokens:,} logical, {layers} layers, top {topk} "
-        f"of {options.experts} experts: {byte_count / _MIB:.1f} of {plan.byte_count / _MIB:.1f} MiB are routes"
-    )
+    print(f"{tokens:,} physical tokens of {plan.counts.logical_tokens:,} logical")
+    print(f"{layers} layers, top {topk} of {options.experts} experts")
+    print(f"{byte_count / _MIB:.1f} of {plan.byte_count / _MIB:.1f} MiB are routes")
     print(
         f"Python {platform.python_version()}, NumPy {np.__version__}, {os.cpu_count()} processors; "
         f"medians of {options.repeats}"

@@ -127,7 +127,9 @@ class SequenceRoutes(NamedTuple):
         return sum(map(len, self.blocks)), layers, topk
 
     def parts(self, begin: int, end: int) -> list[np.ndarray]:
-        """Views of the routes of tokens ``[begin, end)``, in order; ``begin < end`` within the sequence."""
+        """Views of the routes of tokens ``[begin, end)``, in order, as far as the sequence has them."""
+        if len(self.blocks) == 1:
+            return [self.blocks[0][begin:end]] if begin < end else []
         found: list[np.ndarray] = []
         first = 0
         for block in self.blocks:
@@ -197,13 +199,18 @@ class RoutePlan:
         Raises:
             PackingError: another dtype or shape than the plan's, or the sequence has no such tokens.
         """
-        tokens, *row = routes.shape
-        if routes.dtype != self._dtype or tuple(row) != self._row or not 0 <= begin <= end <= tokens:
+        block, parts = routes.blocks[0], routes.parts(begin, end)
+        if (
+            block.dtype != self._dtype
+            or block.shape[1:] != self._row
+            or not 0 <= begin <= end
+            or sum(map(len, parts)) != end - begin
+        ):
             raise PackingError(
                 f"tokens {begin} to {end} of routes {routes.dtype.name} {list(routes.shape)} cannot be "
                 f"placed among routes {self._dtype.name} [tokens, {self._row[0]}, {self._row[1]}]"
             )
-        self._parts += routes.parts(begin, end)
+        self._parts += parts
         self._token_count += end - begin
 
     def write(self, out: np.ndarray) -> None:
