@@ -1,10 +1,10 @@
 """A checksum of many bytes at the speed of memory, which can be taken piece by piece in any order.
 
-The bytes are read as little-endian 64-bit words, zeros behind the last. Each block of :data:`BLOCK_BYTES` gives
-one value, the sum of its words times fixed odd weights modulo 2**64; the checksum is BLAKE2b over the byte count
-and the values in order. One changed word is always seen, as are exchanged blocks; several changed words are
-missed with the probability of a chance, not by a plan: who chooses the changes can choose ones that cancel.
-So it shows accidents (stale, torn or misplaced bytes), and authenticates nothing.
+The bytes are read as little-endian 64-bit words, zeros behind the last. Each block of :data:`BLOCK_BYTES`
+gives one value, the sum of its words times fixed odd weights modulo 2**64; the checksum is BLAKE2b over the
+byte count and the values in order. One changed word is always seen, as are exchanged blocks; several changed
+words are missed with the probability of a chance, not by a plan: who chooses the changes can choose ones
+that cancel. So it shows accidents (stale, torn or misplaced bytes), and authenticates nothing.
 """
 
 import functools

@@ -1,17 +1,19 @@
-"""The transport over NIXL (UCX): the reader's host reads the owner's memory, without its processor where it can.
+"""The transport over NIXL (UCX): a host reads another one's memory, without its processor where it can.
 
-**NIXL knows neither authentication nor encryption.** Whoever reaches the ports on which UCX listens can read and
-write the memory of this process: in UCX's software emulation (TCP) any address of it, by RDMA what is registered.
-Use it only where the network is private and everyone on it is trusted, and name its interface in ``devices``;
-elsewhere use the stream transport. A checksum in each location shows accidents, not attacks; the digest of a
-snapshot's manifest, which travels apart from the bytes, shows both (:func:`art_dataplane.read_tensors`).
+**NIXL knows neither authentication nor encryption.** Whoever reaches the ports on which UCX listens can read
+and write the memory of this process: in UCX's software emulation (TCP) any address of it, by RDMA what is
+registered. Use it only where the network is private and everyone on it is trusted, and name its interface in
+``devices``; elsewhere use the stream transport. A checksum in each location shows accidents, not attacks;
+the digest of a snapshot's manifest, which travels apart from the bytes, shows both
+(:func:`art_dataplane.read_tensors`).
 
 What always holds:
 
-- No call waits for longer than its deadline, whatever NIXL does: one thread of the transport makes all calls of
-  NIXL, and moves all transfers side by side, so none that hangs keeps another from going on.
-- Memory of a transfer that is not proved over is neither reused nor unmapped (:mod:`art_dataplane.nixl_reads`),
-  and an address that another host was told stays mapped (:mod:`art_dataplane.windows`).
+- No call waits for longer than its deadline, whatever NIXL does: one thread of the transport makes all calls
+  of NIXL, and moves all transfers side by side, so none that hangs keeps another from going on.
+- Memory of a transfer that is not proved over is neither reused nor unmapped
+  (:mod:`art_dataplane.nixl_reads`), and an address that another host was told stays mapped
+  (:mod:`art_dataplane.windows`).
 - UCX listens on the interfaces in ``devices`` only, each at its own address.
 
 NIXL is imported when the first agent is made, not with this module.
@@ -68,13 +70,13 @@ class NixlStats(msgspec.Struct, frozen=True):
 class NixlTransport:
     """Moves segments between hosts with NIXL. Implements :class:`art_dataplane.Transport`.
 
-    Its methods may be called from one event loop; ``close()`` it there. Agents are made on first use, which takes
-    some half a second each: one for what is offered, one for what is received.
+    Its methods may be called from one event loop; ``close()`` it there. Agents are made on first use, which
+    takes some half a second each: one for what is offered, one for what is received.
 
     Args:
         devices: interfaces that UCX may use, for example ``["lo"]``, ``["eth0"]`` or ``["mlx5_0:1"]``.
-        transports: UCX's transports (``["tcp"]``); empty leaves the choice among those of the devices to UCX. On
-            a host with NVIDIA GPUs, NIXL asks for ``"cuda_copy"`` in the list.
+        transports: UCX's transports (``["tcp"]``); empty leaves the choice among those of the devices to UCX.
+            On a host with NVIDIA GPUs, NIXL asks for ``"cuda_copy"`` in the list.
         backend: NIXL's backend; the same at both ends.
         spare_bytes: how many bytes of segments each agent keeps mapped and registered after their transfer.
             Helps with stores that recycle their segments.
@@ -101,7 +103,8 @@ class NixlTransport:
         self._transports = tuple(transports)
         self._spare_bytes = spare_bytes
         self._ranges = AddressRanges()
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # Not SimpleQueue, whose get() of Python 3.12.1 was seen to outlast a timeout of microseconds for ever.
+        self._commands: queue.Queue[Callable[[], None]] = queue.Queue()
         self._summing = ThreadPoolExecutor(1, thread_name_prefix="art-nixl-sum")
         self._offers: NixlOffers | None = None
         self._reads: NixlReads | None = None
@@ -125,7 +128,8 @@ class NixlTransport:
 
         Raises:
             ShmError: the segment is gone.
-            TransportError: NIXL is not installed or refused, too many offers stand, or the transport is closed.
+            TransportError: NIXL is not installed or refused, too many offers stand, or the transport is
+                closed.
         """
         if not (duration_s > 0 and math.isfinite(duration_s)) or reads < 1 or source.byte_count < 1:
             raise TransportError(
@@ -165,8 +169,8 @@ class NixlTransport:
         proved over; nothing else is kept.
 
         Raises:
-            TransportError: the offer is over, the owner is gone, the bytes are not those that were offered, the
-                location is not one of NIXL or is damaged, or the transport is closed.
+            TransportError: the offer is over, the owner is gone, the bytes are not those that were offered,
+                the location is not one of NIXL or is damaged, or the transport is closed.
             DeadlineError: not within ``deadline_s`` seconds.
             ShmFullError: no room for the bytes; nothing was read.
         """
@@ -221,8 +225,8 @@ class NixlTransport:
         """Withdraws every offer and ends every read, then the agents, threads and mappings.
 
         Args:
-            deadline_s: seconds that running reads get to be done with what is on its way; then the agents end,
-                which ends it too.
+            deadline_s: seconds that running reads get to be done with what is on its way; then the agents
+                end, which ends it too.
 
         Raises:
             DeadlineError: a call of NIXL does not return; its thread is left, and ends with the process.

@@ -30,9 +30,9 @@ class TransferState(Enum):
 def nixl_module_name() -> str:
     """The installed build of NIXL: ``nixl_cu12`` or ``nixl_cu13``.
 
-    They differ in the CUDA that they were built with, which host memory does not need. With both installed (the
-    package ``nixl`` brings both), it is the one whose CUDA runtime is installed from wheels, ``nixl_cu12`` when
-    none is.
+    They differ in the CUDA that they were built with, which host memory does not need. With both installed
+    (the package ``nixl`` brings both), it is the one whose CUDA runtime is installed from wheels,
+    ``nixl_cu12`` when none is.
 
     Raises:
         TransportError: neither is installed.
@@ -67,7 +67,7 @@ class NixlAgent:
         if "NIXL_LOG_LEVEL" not in os.environ:
             logging.getLogger("nixl").setLevel(logging.WARNING)  # it tells of each agent on stdout
         bindings = importlib.import_module(f"{module.__name__}._bindings")
-        self._errors = tuple(
+        self._errors: tuple[type[Exception], ...] = tuple(
             value
             for key, value in vars(bindings).items()
             if key.startswith("nixl") and key.endswith("Error") and isinstance(value, type)

@@ -1,10 +1,10 @@
-"""What a :class:`art_dataplane.NixlLocation` says about the memory, and the slot that says whether it is on offer.
+"""What a :class:`art_dataplane.NixlLocation` says about the memory, and the slot of its offer.
 
 NIXL's own form of a descriptor is a pickle, which runs code of whoever wrote it; this one is MessagePack.
 
 Beside the bytes, the owner keeps a *slot* of 64 bytes per offer in memory that lives as long as its agent. It
-holds the transfer's id while the offer stands and zeros afterwards. A reader reads the slot before and after the
-bytes: only if the id was there both times were the bytes those on offer, and not what came after them.
+holds the transfer's id while the offer stands and zeros afterwards. A reader reads the slot before and after
+the bytes: only if the id was there both times were the bytes those on offer, and not what came after them.
 """
 
 import hashlib

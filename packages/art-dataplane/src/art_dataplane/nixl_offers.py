@@ -4,12 +4,14 @@ What always holds:
 
 - The memory of an offer stays mapped, registered and unchanged until the offer is over, and its address stays
   mapped after it (:mod:`art_dataplane.windows`).
-- An offer is over when it was withdrawn, was read as often as it may be, or is too old; its slot is cleared then.
+- An offer is over when it was withdrawn, was read as often as it may be, or is too old; its slot is cleared
+  then.
 
 One thread owns it.
 """
 
 import ctypes
+import os
 import time
 import uuid
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from art_dataplane.checksum import combine
-from art_dataplane.errors import ShmError, TransportError
+from art_dataplane.errors import TransportError
 from art_dataplane.locations import NixlLocation, ShmLocation
 from art_dataplane.nixl_agent import NixlAgent
 from art_dataplane.nixl_descriptor import (
@@ -28,6 +30,7 @@ from art_dataplane.nixl_descriptor import (
     make_location,
     slot_content,
 )
+from art_dataplane.segment_files import open_segment
 from art_dataplane.windows import AddressRanges, RegisteredPool, Window, allocate
 
 READ_MESSAGE = b"art-read:"
@@ -40,8 +43,11 @@ def claim[T](result: "Future[T]") -> bool:
 
 
 class _Offer:
-    def __init__(self, transfer_id: str, window: Window, slot: int, expires_at: float, reads: int) -> None:
+    def __init__(
+        self, transfer_id: str, held: int, window: Window, slot: int, expires_at: float, reads: int
+    ) -> None:
         self.transfer_id = transfer_id
+        self.held = held
         self.window = window
         self.slot = slot
         self.expires_at = expires_at
@@ -120,18 +126,20 @@ class NixlOffers:
         """
         if not self._free_slots:
             raise TransportError(f"{SLOT_COUNT} offers stand already; withdraw some or let them end")
-        window = self._pool.acquire(source.name)
+        held = open_segment(source)  # under its lock: its owner does not use the pages again meanwhile
         try:
-            if source.offset < 0 or source.offset + source.byte_count > window.byte_count:
-                raise ShmError(
-                    f"segment {source.name} holds {window.byte_count} bytes, the location ends at "
-                    f"{source.offset + source.byte_count}"
-                )
+            window = self._pool.acquire(source.name)
+        except BaseException:
+            os.close(held)
+            raise
+        try:
             sums = self._sum_bytes(window.view(source.offset, source.byte_count))
         except BaseException:
+            os.close(held)
             self._pool.release(window, keep=True)
             raise
-        offer = _Offer(uuid.uuid4().hex, window, self._free_slots.pop(), time.monotonic() + duration_s, reads)
+        expires_at = time.monotonic() + duration_s
+        offer = _Offer(uuid.uuid4().hex, held, window, self._free_slots.pop(), expires_at, reads)
         self._opening.append(_Opening(offer, source, sums, result))
 
     def withdraw(self, transfer_id: str) -> bool:
@@ -169,8 +177,8 @@ class NixlOffers:
             opening.sums.exception()  # waits: the bytes must stay mapped while they are summed
             if claim(opening.result):
                 opening.result.set_exception(TransportError("the transport was closed"))
-        for offer in self._offers.values():
-            self._write_slot(offer, bytes(SLOT_BYTES))
+        for offer in [*(opening.offer for opening in self._opening), *self._offers.values()]:
+            self._end(offer, keep=True)
         self._opening.clear()
         self._offers.clear()
         self._agent.close()
@@ -223,6 +231,7 @@ class NixlOffers:
     def _end(self, offer: _Offer, *, keep: bool) -> None:
         self._write_slot(offer, bytes(SLOT_BYTES))
         self._free_slots.append(offer.slot)
+        os.close(offer.held)
         self._pool.release(offer.window, keep=keep)
 
     def _slot_address(self, offer: _Offer) -> int:

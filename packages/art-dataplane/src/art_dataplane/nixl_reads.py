@@ -1,13 +1,14 @@
 """The reads of one process from other hosts' memory, over one NIXL agent.
 
-NIXL cannot cancel a read. Forgetting the peer, releasing the handle and deregistering the memory leave the bytes
-on their way, and a peer that was stopped for minutes still sends them: they are written to an address that has
-another use by then. Only two things prove that a read is over: that NIXL calls it done, or that the whole agent
-has ended. So what always holds:
+NIXL cannot cancel a read. Forgetting the peer, releasing the handle and deregistering the memory leave the
+bytes on their way, and a peer that was stopped for minutes still sends them: they are written to an address
+that has another use by then. Only two things prove that a read is over: that NIXL calls it done, or that the
+whole agent has ended. So what always holds:
 
 - The memory of a read is neither reused nor unmapped before one of the two.
-- A read that failed, or was given up and is not done :data:`GRACE_S` seconds later, keeps its segment until the
-  agent ends, and makes the agent *spoiled*: it takes no more reads, and ends with the last one that goes well.
+- A read that failed, or was given up and is not done :data:`GRACE_S` seconds later, keeps its segment until
+  the agent ends, and makes the agent *spoiled*: it takes no more reads, and ends with the last one that goes
+  well.
 
 One thread owns it.
 """
@@ -51,8 +52,8 @@ class Read:
     Args:
         location: where from.
         segments: where to.
-        result: gets the segment or the error. Whoever does not wait for it any more cancels it, and the read is
-            given up.
+        result: gets the segment or the error. Whoever does not wait for it any more cancels it, and the read
+            is given up.
 
     Raises:
         TransportError: the location is damaged.
@@ -199,8 +200,8 @@ class NixlReads:
     def _can_start(self, read: Read) -> bool:
         """Whether there is room, and the peer's metadata can be taken in.
 
-        Metadata that say something else about a known address (it was registered again) are taken only when the
-        peer is forgotten first, which no other read from it survives.
+        Metadata that say something else about a known address (it was registered again) are taken only when
+        the peer is forgotten first, which no other read from it survives.
         """
         if not self._free_scratch:
             return False
@@ -316,8 +317,8 @@ class NixlReads:
         found = combine([values.result() for values in read.sums], byte_count)
         if found != read.descriptor.checksum:
             raise TransportError(
-                f"the {byte_count} bytes of transfer {read.location.transfer_id} have checksum {found.hex()}, "
-                f"their owner offered {read.descriptor.checksum.hex()}"
+                f"the {byte_count} bytes of transfer {read.location.transfer_id} have checksum "
+                f"{found.hex()}, their owner offered {read.descriptor.checksum.hex()}"
             )
         self._agent.notify(read.location.agent, READ_MESSAGE + read.location.transfer_id.encode())
         self._running.remove(read)

@@ -2,9 +2,10 @@
 
 What always holds:
 
-- An address that was given to another host stays mapped until :meth:`AddressRanges.close`: when a window ends,
-  a page of zeros takes its place. A host that comes late reads zeros; with nothing mapped there, it would end
-  this process, since software emulations of remote reads touch the address in the process that owns it.
+- An address that was given to another host stays mapped until :meth:`AddressRanges.close`: when a window
+  ends, a page of zeros takes its place. A host that comes late reads zeros; with nothing mapped there, it
+  would end this process, since software emulations of remote reads touch the address in the process that
+  owns it.
 - A window is registered once, and used again while its segment's file lives: stores recycle files.
 - Pages of a window that nobody uses are held only while their file has a name, or until the next
   :meth:`RegisteredPool.sweep`.
