@@ -307,13 +307,13 @@ async def test_what_was_prepared_in_spite_of_the_cancellation_is_given_back():
         return make_result(ticket, policy_version)
 
     ahead = Lookahead(stubborn, preparer.give_back)
-    waiting = asyncio.create_task(ahead.next(0, 5.0))
+    waiting = asyncio.create_task(ahead.next(0, 600.0))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     with pytest.raises(DeadlineError, match="ticket 1 was cancelled but did not end within"):
         await ahead.close(0.01)
     with pytest.raises(LookaheadError, match="the lookahead was closed"):
-        await waiting
+        await asyncio.wait_for(waiting, 5.0)
     assert preparer.given_back == []
     release.set()
     await ahead.close(5.0)
