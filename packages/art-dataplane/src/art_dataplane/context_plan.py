@@ -272,10 +272,11 @@ def _even_work(work: np.ndarray, rule: ContextRule, count: int) -> list[int]:
             f"blocks of {rule.alignment}; raise most_tokens or use more ranks"
         )
     total = float(work[-1])
-    low = max(total / ranks, float(np.diff(work).max()))
-    high = total
-    if _reaches(work, low, ranks, most):
-        high = low
+    heaviest = float(np.diff(work).max())
+    low, high = max(total / ranks, heaviest), total
+    for bound in (low + heaviest, low):
+        if _reaches(work, bound, ranks, most):
+            high = bound
     while high - low > 1e-12 * total:
         middle = (low + high) / 2
         if _reaches(work, middle, ranks, most):
