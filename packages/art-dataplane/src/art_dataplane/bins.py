@@ -16,7 +16,10 @@ import numpy as np
 
 SEARCHED_BINS = 4096
 """Above so many bins the third way of packing, which looks for what fills each bin best, is not tried: it
-takes some 40 us for each bin."""
+takes some 100 us for each bin."""
+
+WORTH_A_SEARCH = 256
+"""Nor is it where it could save no more than 1 bin in so many."""
 
 
 def pack_bins(sizes: Sequence[int], capacity: int) -> list[list[int]]:
@@ -43,7 +46,7 @@ def pack_bins(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     least = lower_bound(values, capacity)
     if len(bins) > least:
         bins = min(bins, _modified_first_fit_decreasing(descending, capacity), key=len)
-    if least < len(bins) <= SEARCHED_BINS:
+    if len(bins) <= SEARCHED_BINS and (len(bins) - least) * WORTH_A_SEARCH > len(bins):
         bins = min(bins, _fullest_bins(descending, capacity), key=len)
     given = order.tolist()
     return [[given[item] for item in content] for content in bins]

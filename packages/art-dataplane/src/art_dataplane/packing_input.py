@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from art_dataplane.errors import PackingError
+from art_dataplane.prefix_forest import PADDING
 from art_dataplane.records import TokenRecord, TrajectoryRecord, branches
 from art_dataplane.routes import SequenceRoutes
 
@@ -30,6 +31,7 @@ class BatchSequences(NamedTuple):
         exchanges: of each completion.
         routes: of each sequence; empty when no exchange has routes.
         logical_tokens: of all branches of all records.
+        truncated_records: how many records were sampled with truncation.
     """
 
     tokens: np.ndarray
@@ -42,6 +44,7 @@ class BatchSequences(NamedTuple):
     exchanges: list[TokenRecord]
     routes: list[SequenceRoutes]
     logical_tokens: int
+    truncated_records: int
 
 
 def gather_sequences(records: Sequence[TrajectoryRecord], capacity: int) -> BatchSequences:
@@ -52,44 +55,56 @@ def gather_sequences(records: Sequence[TrajectoryRecord], capacity: int) -> Batc
             routes differ in shape.
     """
     texts: list[np.ndarray] = []
-    lengths: list[int] = []
     owners: list[int] = []
     targets: list[int] = [0]
     exchanges: list[TokenRecord] = []
-    logical = 0
+    others = truncated = 0  # tokens of branches without targets
     for number, record in enumerate(records):
-        for chain in _chains(record.exchanges):
-            last = chain[-1]
-            logical += len(last.prompt_ids) + len(last.completion_ids)
-            predicted = [exchange for exchange in chain if len(exchange.completion_ids)]
+        if len(record.exchanges) == 1 and len(record.exchanges[0].completion_ids):
+            only = record.exchanges[0]
+            texts.append(only.prompt_ids)
+            texts.append(only.completion_ids)
+            exchanges.append(only)
+            owners.append(number)
+            targets.append(len(exchanges))
+            truncated += only.truncated_sampling
+            continue
+        truncated += any(exchange.truncated_sampling for exchange in record.exchanges)
+        for chain in branches(record.exchanges):
+            predicted = [
+                record.exchanges[each] for each in chain if len(record.exchanges[each].completion_ids)
+            ]
+            others += _token_count(record.exchanges[chain[-1]])
             if predicted:
-                last = predicted[-1]
-                texts += (last.prompt_ids, last.completion_ids)
-                lengths.append(len(last.prompt_ids) + len(last.completion_ids) - 1)
-                owners.append(number)
+                others -= _token_count(predicted[-1])
+                texts += (predicted[-1].prompt_ids, predicted[-1].completion_ids)
                 exchanges += predicted
+                owners.append(number)
                 targets.append(len(exchanges))
-    counts = np.array(lengths, np.int64)
+    counts = np.array([len(text) for text in texts], np.int64)
+    totals = counts[::2] + counts[1::2]
+    tokens = np.zeros(int(totals.sum()) + PADDING, np.int32)
+    if texts:
+        np.concatenate(texts, out=tokens[:-PADDING])
     found = BatchSequences(
-        tokens=np.concatenate(texts) if texts else np.zeros(0, np.int32),
-        starts=np.cumsum(counts + 1) - counts - 1,
-        lengths=counts,
+        tokens=tokens,
+        starts=np.cumsum(totals) - totals,
+        lengths=totals - 1,
         records=np.array(owners, np.int64),
         target_offsets=np.array(targets, np.int64),
         target_first=np.array([len(exchange.prompt_ids) - 1 for exchange in exchanges], np.int64),
         target_counts=np.array([len(exchange.completion_ids) for exchange in exchanges], np.int64),
         exchanges=exchanges,
         routes=[],
-        logical_tokens=logical,
+        logical_tokens=int(totals.sum()) + others,
+        truncated_records=truncated,
     )
     _check_lengths(found, records, capacity)
     return found._replace(routes=_gather_routes(found, records))
 
 
-def _chains(exchanges: Sequence[TokenRecord]) -> list[list[TokenRecord]]:
-    if len(exchanges) == 1:
-        return [[exchanges[0]]]
-    return [[exchanges[index] for index in chain] for chain in branches(exchanges)]
+def _token_count(exchange: TokenRecord) -> int:
+    return len(exchange.prompt_ids) + len(exchange.completion_ids)
 
 
 def _check_lengths(found: BatchSequences, records: Sequence[TrajectoryRecord], capacity: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from art_dataplane.advantages import AdvantageRule, batch_advantages
 from art_dataplane.batch import Objective, PackingCounts, view_tensors
+from art_dataplane.bulk_checks import pass_at_once
 from art_dataplane.errors import PackingError
 from art_dataplane.kl import KlRule, charged_advantages, reference_logprobs
 from art_dataplane.locations import TensorSpec, lay_out
@@ -25,6 +26,7 @@ from art_dataplane.prefix_forest import (
     lay_out_rows,
     sort_sequences,
     write_forest,
+    write_repeated,
     write_sources,
 )
 from art_dataplane.records import TrajectoryRecord
@@ -94,9 +96,7 @@ class PackingPlan:
             physical_tokens=int(forest.row_offsets[-1]),
             loss_entries=int(self._loss_row_offsets[-1]),
             group_count=len(groups),
-            truncated_records=sum(
-                any(exchange.truncated_sampling for exchange in record.exchanges) for record in records
-            ),
+            truncated_records=sequences.truncated_records,
             **excluded,
         )
         self.tensors, self.byte_count = _layout(self.counts, self._routes, kl)
@@ -139,16 +139,17 @@ class PackingPlan:
         np.concatenate([exchange.completion_ids for exchange in exchanges], out=out["loss_target"])
         np.concatenate([exchange.logprobs for exchange in exchanges], out=out["loss_old_logprob"])
         temperatures = np.array([exchange.temperature for exchange in exchanges], np.float32)
-        out["loss_record"][:] = np.repeat(records.astype(np.int32), lengths)
-        out["loss_temperature"][:] = np.repeat(temperatures, lengths)
-        out["loss_weight"][:] = np.repeat(self._weights[records].astype(np.float32), lengths)
+        write_repeated(records, lengths, out["loss_record"])
+        write_repeated(temperatures, lengths, out["loss_temperature"])
+        write_repeated(self._weights[records], lengths, out["loss_weight"])
         if self._kl.coefficient:
             self._write_reference(out)
         if not (self._kl.coefficient and self._kl.place == "advantage"):
-            out["loss_advantage"][:] = np.repeat(self._advantages[records].astype(np.float32), lengths)
+            write_repeated(self._advantages[records], lengths, out["loss_advantage"])
         spans = [span for exchange in exchanges for span in exchange.completion_spans]
         versions = np.array([span.version for span in spans], np.int32)
-        out["loss_version"][:] = np.repeat(versions, [span.end - span.start for span in spans])
+        counts = np.array([span.end - span.start for span in spans], np.int64)
+        write_repeated(versions, counts, out["loss_version"])
 
     def _write_reference(self, out: dict[str, np.ndarray]) -> None:
         reference = reference_logprobs(self._exchanges)
@@ -198,7 +199,8 @@ def plan_packing(
         raise PackingError(
             f"packed_sequence_length is {packed_sequence_length}; a row needs at least one token"
         )
-    check_records(groups, policy_version)
+    if not pass_at_once(groups, policy_version):
+        check_records(groups, policy_version)
     scored, excluded = score_groups(groups, advantage, kl, objective)
     records = [record for group in scored for record in group.records]
     sequences = gather_sequences(records, packed_sequence_length)

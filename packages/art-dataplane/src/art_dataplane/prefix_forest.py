@@ -14,13 +14,15 @@ What always holds, for tokens in depth-first order:
 Nothing here is done token by token in Python: tokens are compared and copied by NumPy, in runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-_COMPARED_AT_ONCE = 1 << 18  # tokens, so that what is compared stays in the processor's cache
-_LONGEST_WINDOW = 4096
+PADDING = 4096
+"""So many tokens at most are compared at once, and may be looked at behind the end of a sequence."""
+
+_AT_ONCE = 1 << 16  # numbers that are worked on together, so that they stay in the processor's cache
 
 
 class SortedSequences(NamedTuple):
@@ -63,18 +65,17 @@ def sort_sequences(
     """Sorts token sequences and finds the prefixes that neighbours share.
 
     Args:
-        tokens: int32, not negative: sequence ``i`` is ``tokens[starts[i]:starts[i] + lengths[i]]``.
+        tokens: int32, not negative: sequence ``i`` is ``tokens[starts[i]:starts[i] + lengths[i]]``. They
+            are copied when they do not have :data:`PADDING` more behind the last sequence.
         starts: int64 ``[N]``.
         lengths: int64 ``[N]``, each at least 1.
         tie_breakers: decide between equal sequences; without them, and between equal ones, the given order
             does.
     """
     # Big-endian bytes of integers that are not negative compare as the integers do.
-    ordered = np.zeros(len(tokens) + _LONGEST_WINDOW, ">i4")
-    ordered[: len(tokens)] = tokens
-    data = ordered[: len(tokens)].tobytes()
+    data = memoryview(tokens.astype(">i4").view(np.uint8))
     keys = [
-        data[begin:end]
+        bytes(data[begin:end])
         for begin, end in zip((4 * starts).tolist(), (4 * (starts + lengths)).tolist(), strict=True)
     ]
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
@@ -82,9 +83,10 @@ def sort_sequences(
     first = starts[order]
     count = lengths[order]
     shared = np.zeros(len(order), np.int64)
-    shared[1:] = common_prefixes(
-        ordered.view(np.int32), first[:-1], first[1:], np.minimum(count[:-1], count[1:])
-    )
+    padding = int((first + count).max(initial=0)) + PADDING - len(tokens)
+    if padding > 0:
+        tokens = np.concatenate((tokens, np.zeros(padding, np.int32)))
+    shared[1:] = common_prefixes(tokens, first[:-1], first[1:], np.minimum(count[:-1], count[1:]))
     if tie_breakers is not None:
         _break_ties(order, (shared == count) & (np.roll(count, 1) == count), tie_breakers)
     return SortedSequences(order, count, shared)
@@ -115,14 +117,14 @@ def common_prefixes(
     while len(pending):
         windows = np.lib.stride_tricks.sliding_window_view(tokens, width)
         still = []
-        for part in np.array_split(pending, -(-len(pending) * width // _COMPARED_AT_ONCE)):
+        for part in np.array_split(pending, -(-len(pending) * width // _AT_ONCE)):
             differs = windows[left[part] + done] != windows[right[part] + done]
             different = differs.any(axis=1)
             ended = part[different]
             found[ended] = np.minimum(limits[ended], done + differs[different].argmax(axis=1))
             still.append(part[~different])
         done += width
-        width = min(4 * width, _LONGEST_WINDOW)
+        width = min(4 * width, PADDING)
         pending = np.concatenate(still)
         pending = pending[limits[pending] > done]
     return found
@@ -229,7 +231,7 @@ def write_forest(
     np.concatenate([tokens[begin:end] for begin, end in zip(begins, ends, strict=True)], out=token_ids)
     _write_runs(forest.shared, own, position_ids)
     ends_at, counts = _subtree_ends(forest, neighbours)
-    subtree_end[:] = np.repeat(ends_at.astype(np.int32), counts)
+    write_repeated(ends_at, counts, subtree_end)
 
 
 def _subtree_ends(forest: Forest, neighbours: Neighbours) -> tuple[np.ndarray, np.ndarray]:
@@ -287,7 +289,27 @@ def write_sources(
     _write_runs(begins[order], lengths[order], out)
 
 
+def write_repeated(values: np.ndarray, counts: np.ndarray, out: np.ndarray) -> None:
+    """Writes each of ``values`` as many times as ``counts`` (int64) says, to ``out``, which they fill."""
+    values = values.astype(out.dtype)
+    for first, last, begin, end in _stretches(counts):
+        out[begin:end] = np.repeat(values[first:last], counts[first:last])
+
+
 def _write_runs(begins: np.ndarray, counts: np.ndarray, out: np.ndarray) -> None:
     """Writes ``begin, begin + 1, ...``, ``count`` numbers for each run; int32."""
-    at = np.cumsum(counts) - counts
-    np.add(np.repeat((begins - at).astype(np.int32), counts), np.arange(len(out), dtype=np.int32), out=out)
+    offsets = (begins - np.cumsum(counts) + counts).astype(np.int32)
+    for first, last, begin, end in _stretches(counts):
+        repeated = np.repeat(offsets[first:last], counts[first:last])
+        np.add(repeated, np.arange(begin, end, dtype=np.int32), out=out[begin:end])
+
+
+def _stretches(counts: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
+    """Cuts runs of ``counts`` numbers into stretches: which runs and which numbers, ``[begin, end)``."""
+    ends = np.cumsum(counts)
+    first = begin = 0
+    while first < len(counts):
+        last = max(int(np.searchsorted(ends, begin + _AT_ONCE, "right")), first + 1)
+        end = int(ends[last - 1])
+        yield first, last, begin, end
+        first, begin = last, end
