@@ -20,12 +20,11 @@ from art_dataplane.stream_mac import MAC_NAMES
 
 def main(run_id: str, host: str, sizes: list[int]) -> None:
     """Serves until its input ends."""
-    with ShmSegmentStore(run_id, sum(sizes) + 4096 * len(sizes)) as store:
-        segments: dict[int, ShmLocation] = {}
-        for size in sizes:
-            with store.reserve(size) as reservation:
-                fill(reservation.buffer)
-                segments[size] = reservation.commit()
+    with ShmSegmentStore(run_id, max(sizes) + 4096) as store:
+        with store.reserve(max(sizes)) as reservation:
+            fill(reservation.buffer)
+            whole = reservation.commit()
+        segments = {size: ShmLocation(whole.name, 0, size) for size in sizes}
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, 0), family=family) as listener:
             threading.Thread(target=_serve, args=(listener, segments), daemon=True).start()

@@ -82,6 +82,7 @@ class HostReceiver:
         self._segments = segments
         self._transports = dict(transports)
         self._copies: dict[tuple[str, ...], _Copy] = {}
+        self._reads: set[asyncio.Task[ShmLocation]] = set()
         self._completed = 0
         self._failed = 0
         self._closed = False
@@ -190,11 +191,10 @@ class HostReceiver:
             DeadlineError: a read has not ended within ``deadline_s`` seconds.
         """
         self._closed = True
-        reads = [copy.read for copy in self._copies.values() if not copy.read.done()]
-        for read in reads:
+        for read in self._reads:
             read.cancel()
-        if reads:
-            _, left = await asyncio.wait(reads, timeout=deadline_s)
+        if self._reads:
+            _, left = await asyncio.wait(self._reads, timeout=deadline_s)
             if left:
                 raise DeadlineError(f"{len(left)} reads have not ended within {deadline_s} s")
         for copy in [*self._copies.values()]:
@@ -242,7 +242,10 @@ class HostReceiver:
                 f"{location} needs the transport {name}, which this host does not have; it has "
                 f"{', '.join(self._transports) or 'none'}"
             )
-        return asyncio.create_task(self._read(transport, location, deadline_s))
+        read = asyncio.create_task(self._read(transport, location, deadline_s))
+        self._reads.add(read)
+        read.add_done_callback(self._reads.discard)
+        return read
 
     async def _read(self, transport: Transport, location: RemoteLocation, deadline_s: float) -> ShmLocation:
         try:
