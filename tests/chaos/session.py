@@ -49,6 +49,7 @@ from art_dataplane.records import LostGroup
 START_S = 30.0
 STOP_S = 10.0
 DRAIN_S = 30.0
+PLANTED_DRAIN_S = 4.0
 EXTRA_FACTOR = 3.0
 MEAN_PAUSE_S = 0.6
 HOWS = ("kill", "stop")
@@ -94,6 +95,7 @@ class Session:
         self._tickets = itertools.count(1)
         self._unwanted: dict[str, list[Cancel | Drop]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
         self._phase = "chaos"  # then "drain", "end"
         self._started = time.monotonic()
 
@@ -104,12 +106,16 @@ class Session:
             for slot in slots:
                 starting.create_task(self._spawn(slot))
         self._started = time.monotonic()
-        for index in range(COUNTS["owner"]):
-            self._begin(self._produce(random.Random(f"{self.facts.seed} producer {index}")))
-        for index in range(COUNTS["packer"]):
-            self._begin(self._train(("packer", index), random.Random(f"{self.facts.seed} packer {index}")))
-        self._begin(self._sample())
-        self._begin(self._tidy())
+        seed = self.facts.seed
+        self._loops = [
+            *(self._begin(self._produce(random.Random(f"{seed} {each}"))) for each in range(COUNTS["owner"])),
+            *(
+                self._begin(self._train(("packer", each), random.Random(f"{seed} {each}")))
+                for each in range(COUNTS["packer"])
+            ),
+            self._begin(self._sample()),
+            self._begin(self._tidy()),
+        ]
         await self._kill()
         self.facts.seconds = time.monotonic() - self._started
         self._phase = "drain"
@@ -117,15 +123,17 @@ class Session:
         self._phase = "end"
         await self._end()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self._report)
+        return task
 
     def _report(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.facts.wrong.append(f"the session failed: {error!r}")
+            notes = "".join(getattr(error, "__notes__", ()))
+            self.facts.wrong.append(f"the session failed: {error!r} {notes}")
 
     # The processes
 
@@ -300,7 +308,8 @@ class Session:
                 await self._consume(packer, selection, rng)
             except (*Unreachable, DataPlaneError) as error:
                 self.facts.count_failure(error)
-                if rng.random() < 0.5:  # else it ends by itself: at its deadline, or with its holder
+                # Otherwise the lease ends by itself: at its deadline, or with its holder.
+                if not packer.is_killed and rng.random() < 0.5:
                     self._give_back(selection)
                 await asyncio.sleep(RETRY_S)
 
@@ -437,7 +446,7 @@ class Session:
 
     async def _drain(self) -> None:
         """Until every group that was put has gone, and every owner has dropped what was consumed."""
-        deadline = time.monotonic() + (DRAIN_S if not self._fault else DRAIN_S / 5)
+        deadline = time.monotonic() + (DRAIN_S if not self._fault else PLANTED_DRAIN_S)
         while time.monotonic() < deadline:
             stats = self._queue.stats()
             held = (
@@ -453,7 +462,8 @@ class Session:
     async def _end(self) -> None:
         self.facts.queue = self._queue.stats()
         workers = [worker for worker in self._slots.values() if worker is not None]
-        await asyncio.sleep(CALL_S)  # calls under way end
+        _, running = await asyncio.wait(self._loops, timeout=STOP_S)
+        self.facts.left += [f"{task} did not end" for task in running]
         for worker in workers:
             for used in await worker.peer.call(Look(), list[Used], CALL_S):
                 if used.used and used.what.startswith("record"):
@@ -481,7 +491,8 @@ class Session:
 def leave_things() -> None:
     """The planted fault of a session that does not clean up: a process that listens, and a file."""
     listener = socket.create_server(("127.0.0.1", 0))
-    subprocess.Popen(["sleep", "60"], pass_fds=[listener.fileno()])
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.Popen(["sleep", "60"], pass_fds=[listener.fileno()], **silent)
     os.close(tempfile.mkstemp(prefix="queue-", suffix=".lock")[0])
 
 

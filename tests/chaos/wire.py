@@ -7,13 +7,14 @@ answer as ``DeadlineError``.
 
 import asyncio
 import pickle
+import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from chaos.messages import Message
 
-from art_dataplane import DeadlineError, decode, encode
+from art_dataplane import DataPlaneError, DeadlineError, decode, encode
 
 _LENGTH_BYTES = 8
 
@@ -27,6 +28,8 @@ async def serve(path: Path, handle: Callable[[Message], Awaitable[Any]]) -> asyn
             try:
                 reply = b"+" + encode(await handle(message))
             except Exception as error:  # noqa: BLE001  # told to the caller
+                if not isinstance(error, DataPlaneError | OSError):
+                    error.add_note(traceback.format_exc())
                 reply = b"-" + pickle.dumps(error)
             await _send(writer, reply)
         except (ConnectionError, EOFError):
