@@ -10,7 +10,8 @@ What always holds:
   its source position can see in its row is exactly the prompt and completion before it, at positions from 0
   on.
 - A token that predicts nothing (the last of a sequence) is a target only; it is no physical token.
-- The weights of a batch sum to 1 (see :class:`LossWeightRule`), up to float32 rounding.
+- The weights of a batch sum to 1, up to float32 rounding; by the rule ``"constant"`` to something else (see
+  :class:`LossWeightRule`).
 - Failed records take part in nothing, and are counted.
 """
 
@@ -118,7 +119,7 @@ async def pack_selection(
         PackingError: an owner is unknown, did not send what was asked for, or the records cannot be packed as
             asked.
         DeadlineError: not all records came in time.
-        StoreError: an owner does not hold a record.
+        RecordsLostError: records of some groups are gone; it names these groups.
         LeaseError: an owner has seen a higher fence for a record.
         ShmError: a segment of an owner is gone, or (ShmFullError) the batch finds no room.
     """
