@@ -1,5 +1,6 @@
 """Segments that are used again: nobody ever sees other bytes through what they mapped."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -197,7 +198,14 @@ def test_an_aborted_segment_is_used_again_unless_somebody_can_write_to_it(store)
 
 
 @pytest.mark.parametrize(
-    "slicing", [lambda view: view[5:9], lambda view: view[::2], np.frombuffer, memoryview]
+    "slicing",
+    [
+        lambda view: view[5:9],
+        lambda view: view[::2],
+        np.frombuffer,
+        memoryview,
+        (ctypes.c_char * 64).from_buffer,
+    ],
 )
 def test_no_view_of_any_kind_can_write_to_a_committed_segment(store, slicing):
     reservation = store.reserve(64)

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from art_dataplane.batch import view_tensors
+from art_dataplane.copying import copy_arrays
 from art_dataplane.errors import ShmError
 from art_dataplane.locations import Location, TensorSpec, lay_out
 from art_dataplane.segments import MappedBytes, MappingCache, map_location
@@ -88,9 +89,9 @@ def write_arrays(arrays: Mapping[str, np.ndarray], store: ShmSegmentStore) -> Ar
     """
     tensors, byte_count = lay_out((name, array.dtype.name, array.shape) for name, array in arrays.items())
     with store.reserve(byte_count) as reservation:
-        for name, target in view_tensors(tensors, reservation.buffer).items():
-            np.copyto(target, arrays[name], casting="no")
-            del target
+        targets = view_tensors(tensors, reservation.buffer)
+        copy_arrays((target, arrays[name]) for name, target in targets.items())
+        targets.clear()
         return ArraysRef(tensors, reservation.commit())
 
 
