@@ -108,12 +108,8 @@ class _Rest:
         host = self._host(i)
         before = host.pop(field, None)
         if field == "host_id":
-            taken = {
-                other.get("host_id") for other in self.values["cluster"]["hosts"] if isinstance(other, dict)
-            }
-            host["host_id"] = free_name(
-                "unreadable", i + 1, {name for name in taken if isinstance(name, str)}
-            )
+            names = [other.get("host_id") for other in _listed(self.values["cluster"]["hosts"])]
+            host["host_id"] = free_name("unreadable", i + 1, [n for n in names if isinstance(n, str)])
             self.unnamed[host["host_id"]] = i
         elif field == "address":
             host["address"] = _UNKNOWN_ADDRESS.format(i)

@@ -37,7 +37,7 @@ def check_services(
         distinct = _check_distinct_hosts(service, k, findings)
         equal = _check_equal_members(service, k, table, findings)
         facts = served.facts_for(service)
-        certain = distinct and equal and not any(overfull(m.placement, table) for m in service.members)
+        certain = distinct and equal and not _would_fit(service, table)
         if _check_division(service, k, facts, certain, findings):
             settled.add(k)
         if served.is_by(service):
@@ -160,6 +160,17 @@ def _check_equal_members(service: ModelServiceSpec, k: int, table: HostTable, fi
         better,
     )
     return False
+
+
+def _would_fit(service: ModelServiceSpec, table: HostTable) -> bool:
+    """Whether a service has more workers than slots of its hosts (ART-T204), and its division is right for as
+    many as there are: then the workers are what is wrong."""
+    placements = [member.placement for member in service.members]
+    if not any(overfull(placement, table) for placement in placements):
+        return False
+    hosts = [table.get(placement.host_id) for placement in placements]
+    slots = sum(host.cpu_slots for host in hosts if host is not None)
+    return slots == service.parallel.world_size
 
 
 def _check_division(
