@@ -55,15 +55,14 @@ class AdvantageRule(msgspec.Struct, frozen=True):
 
     Args:
         scale: ``"std"`` divides by ``std + epsilon``, the population's standard deviation over the group;
-            ``"batch_std"`` by that over all rewards of the batch (Liu et al. 2025, arXiv:2508.08221, section
-            4.1.2; TRL's ``scale_rewards="batch"``); ``"none"`` leaves it (Liu et al. 2025, arXiv:2503.20783,
-            section 3.2).
+            ``"batch_std"`` by that over all rewards of the batch (Liu et al. 2025, arXiv:2508.08221; TRL's
+            ``scale_rewards="batch"``); ``"none"`` leaves it (Liu et al. 2025, arXiv:2503.20783, section 3.2).
         epsilon: added to the standard deviation.
         zero_variance: what becomes of groups whose rewards are all equal, and which therefore teach nothing:
             ``"drop"`` leaves them out of the batch, ``"keep"`` packs them with an advantage of 0 (they then
             take part in the normalization of the loss weights).
         baseline: ``"mean"`` of the group, or ``"leave_one_out"``, the mean of the others (Ahmadian et al.
-            2024, arXiv:2402.14740, equation 8), which is ``n / (n - 1)`` times as far away.
+            2024, arXiv:2402.14740), which is ``n / (n - 1)`` times as far away.
         balance: from -1 to 1. Above 0 it multiplies negative advantages by ``1 - balance``, below 0 positive
             ones by ``1 + balance``: at 1 only what was better is learned from, at -1 only what was worse.
             OpenPipe ART's ``advantage_balance``.

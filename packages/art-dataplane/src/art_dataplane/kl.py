@@ -30,7 +30,7 @@ class KlRule(msgspec.Struct, frozen=True):
 
             ``"reward"`` subtracts ``coefficient`` times the sum over a trajectory's sampled tokens from its
             reward, before rewards are compared (Ziegler et al. 2019, arXiv:1909.08593, equation 2; Ahmadian
-            et al. 2024, arXiv:2402.14740, equation 2).
+            et al. 2024, arXiv:2402.14740).
 
             ``"loss"`` leaves rewards and advantages; the batch carries ``loss_reference_logprob`` and
             ``loss_kl_weight = coefficient * loss_weight``, and the trainer adds the sum over all entries of
