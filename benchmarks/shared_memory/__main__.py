@@ -19,6 +19,7 @@ from benchmarks.shared_memory.task import CONSUMERS, Side, look, make_array, sta
 
 _ISOLATED = "ART_BENCHMARK_ISOLATED"
 _WARM_UP = 3
+_NEW = 5  # turns with new pages: each takes memory for good
 _ASKED = {"mapped": False, "every page read": True}
 
 
@@ -34,9 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         sides.append(Torch())
     if "ray" not in options.without:
-        from benchmarks.shared_memory.ray_side import Ray
+        from benchmarks.shared_memory.ray_side import Ray, RayNew
 
-        sides.append(Ray(options.mib))
+        ray_side = Ray(options.mib, new=_NEW * len(_ASKED))
+        sides += [ray_side, RayNew(ray_side)]
     array = make_array(options.mib, 0)
     digest = hashlib.blake2b(array).hexdigest()
     for side in sides:
@@ -88,6 +90,9 @@ def _measure(
     for turn in range(_WARM_UP + repeats):
         for what, every_page in _ASKED.items():
             for side in sides:
+                new = side.name.endswith("new pages")
+                if new and turn >= _NEW:
+                    continue
                 stamp(array, turn + 1)
                 started = time.perf_counter()
                 seen = side.hand_over(array, every_page)
@@ -95,7 +100,7 @@ def _measure(
                 side.release()
                 released = time.perf_counter()
                 _check(side.name, array, every_page, seen)
-                if turn >= _WARM_UP:
+                if new or turn >= _WARM_UP:
                     found = figures.setdefault(side.name, {})
                     found.setdefault(what, []).append(handed - started)
                     if every_page:
@@ -123,15 +128,22 @@ def _report(mib: int, repeats: int, figures: dict[str, dict[str, list[float]]]) 
     print(f"{'':36}" + "".join(f"{column:>17}" for column in columns))
     for name, found in figures.items():
         print(f"{name:<36}" + "".join(f"{median(found[column]) * 1e3:17.2f}" for column in columns))
-    base = figures["art-dataplane"]
-    for name, found in figures.items():
-        if name != "art-dataplane":
-            ratios = (median(found[column]) / median(base[column]) for column in columns)
-            print(f"{name + ' / art-dataplane':<36}" + "".join(f"{ratio:17.2f}" for ratio in ratios))
+    own = {what: median(seconds) for what, seconds in written.items()}
+    print(f"{'art-dataplane, written in place':<36}" + "".join(f"{own[what] * 1e3:17.3f}" for what in _ASKED))
     print()
-    print("a batch that packing has written already, art-dataplane: commit, lease, message, both have it")
-    for what, seconds in written.items():
-        print(f"  {what:<34}{median(seconds) * 1e3:17.3f} ms")
+    for base in ("art-dataplane", "art-dataplane, new pages"):
+        print(f"ratios to {base}")
+        for name, found in figures.items():
+            if not name.startswith("art-dataplane"):
+                ratios = (median(found[column]) / median(figures[base][column]) for column in columns)
+                print(f"  {name:<34}" + "".join(f"{ratio:17.2f}" for ratio in ratios))
+    print(
+        "ratios to art-dataplane, written in place: commit, lease, message, both have it; no other side can"
+    )
+    for name, found in figures.items():
+        if not name.startswith("art-dataplane"):
+            ratios = (median(found[column]) / own[column] for column in _ASKED)
+            print(f"  {name:<34}" + "".join(f"{ratio:17.2f}" for ratio in ratios))
     print("the consumers had the same bytes on every side")
 
 

@@ -22,7 +22,7 @@ class Ours:
     """A store that recycles its segments and readers that keep their mappings; or, ``fresh``, neither."""
 
     def __init__(self, mib: int, *, fresh: bool = False) -> None:
-        self.name = "art-dataplane, new pages each time" if fresh else "art-dataplane"
+        self.name = "art-dataplane, new pages" if fresh else "art-dataplane"
         size = mib << 20
         self._store = ShmSegmentStore(
             f"benchmark-{os.getpid()}-{'fresh' if fresh else 'recycled'}",

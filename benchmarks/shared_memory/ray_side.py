@@ -16,17 +16,23 @@ _TIMEOUT_S = 60.0
 
 
 class Ray:
-    """One node on the loopback interface, without dashboard; its store has room for eight arrays."""
+    """One node on the loopback interface, without dashboard.
+
+    Its store has room for eight arrays, so that each goes into memory that another one was in before, and for
+    ``new`` more, which are never let go of when :attr:`keep` is set.
+    """
 
     name = "Ray's object store"
 
-    def __init__(self, mib: int) -> None:
+    def __init__(self, mib: int, new: int) -> None:
+        self.keep = False
+        self._kept: list[ray.ObjectRef] = []
         self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets need a short path
         ray.init(
             _node_ip_address="127.0.0.1",
             include_dashboard=False,
             num_cpus=os.cpu_count(),
-            object_store_memory=8 * mib << 20,
+            object_store_memory=(8 + new) * mib << 20,
             _temp_dir=self._folder,
             log_to_driver=False,
             configure_logging=False,
@@ -42,6 +48,8 @@ class Ray:
     def release(self) -> None:
         """As :class:`benchmarks.shared_memory.task.Side` says."""
         self._ask("release")
+        if self.keep:
+            self._kept.append(self._ref)
         self._ref = None
 
     def digests(self, array: np.ndarray) -> Sequence[str]:
@@ -53,6 +61,7 @@ class Ray:
 
     def close(self) -> None:
         """As :class:`benchmarks.shared_memory.task.Side` says."""
+        self._kept.clear()
         ray.shutdown()
         end = time.monotonic() + 20.0
         while (left := _processes_of(self._folder)) and time.monotonic() < end:
@@ -64,6 +73,32 @@ class Ray:
     def _ask(self, method: str, *arguments: object) -> list:
         pending = [getattr(consumer, method).remote(*arguments) for consumer in self._consumers]
         return ray.get(pending, timeout=_TIMEOUT_S)
+
+
+class RayNew:
+    """The same store when it has no memory to use again."""
+
+    name = "Ray's object store, new pages"
+
+    def __init__(self, side: Ray) -> None:
+        self._side = side
+
+    def hand_over(self, array: np.ndarray, every_page: bool) -> Sequence[int]:
+        """As :class:`benchmarks.shared_memory.task.Side` says."""
+        self._side.keep = True
+        return self._side.hand_over(array, every_page)
+
+    def release(self) -> None:
+        """As :class:`benchmarks.shared_memory.task.Side` says, but the store keeps the array."""
+        self._side.release()
+        self._side.keep = False
+
+    def digests(self, array: np.ndarray) -> Sequence[str]:
+        """As :class:`benchmarks.shared_memory.task.Side` says."""
+        return self._side.digests(array)
+
+    def close(self) -> None:
+        """The other one closes both."""
 
 
 @ray.remote(num_cpus=0)
