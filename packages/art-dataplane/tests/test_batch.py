@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import tracemalloc
 
 import msgspec
 import numpy as np
@@ -13,11 +14,15 @@ from art_dataplane import (
     BatchError,
     InlineLocation,
     Lease,
+    Outcome,
     PackedBatchRef,
     PackingRequest,
     Selection,
     ShmBatchMapper,
+    ShmSegmentStore,
     TensorSpec,
+    TokenRecord,
+    VersionSpan,
     decode,
     encode,
     map_location,
@@ -141,3 +146,72 @@ def test_references_that_do_not_describe_their_bytes_are_refused(ref, change, me
 
 def test_offsets_are_multiples_of_a_cache_line(ref):
     assert all(isinstance(spec, TensorSpec) and spec.offset % 64 == 0 for spec in ref.tensors)
+
+
+@pytest.fixture
+def recycling(run_id):
+    with ShmSegmentStore(run_id, 64 << 20, recycle_bytes=32 << 20) as store:
+        yield store
+
+
+def pack_one(record, segments, token: int) -> PackedBatchRef:
+    exchange = TokenRecord(
+        np.full(500, token, np.int32),
+        np.full(60_000, token, np.int32),
+        np.full(60_000, -1.0, np.float32),
+        (VersionSpan(0, 500, 0),),
+        (VersionSpan(0, 60_000, 0),),
+    )
+    groups = [[record("r0", exchanges=[exchange]), record("r1", exchanges=[exchange], reward=0.0)]]
+    selection = Selection((tuple(trajectory_ref(r, "w") for r in groups[0]),), Lease("l", 1, "p", 60.0))
+    result = pack(groups, PackingRequest(selection, 61_000, 1, 0), segments, owner="p")
+    return result.ref
+
+
+def test_a_batch_goes_into_the_segment_of_the_one_before_once_that_is_closed_and_released(record, recycling):
+    mapper = ShmBatchMapper()
+    places = set()
+    for token in range(1, 4):
+        ref = pack_one(record, recycling, token)
+        with mapper.map(ref) as batch:
+            assert set(batch.token_ids.tolist()) == {token}
+            places.add(batch.token_ids.ctypes.data)
+        recycling.release(ref.location, ref.lease, Outcome.CONSUMED)
+    assert recycling.stats().recycled_count == 2
+    assert len(places) == 1
+    mapper.close()
+
+
+def test_a_batch_that_is_not_closed_when_it_is_released_keeps_its_bytes(record, recycling):
+    mapper = ShmBatchMapper()
+    ref = pack_one(record, recycling, 1)
+    batch = mapper.map(ref)
+    recycling.release(ref.location, ref.lease, Outcome.CONSUMED)
+    second = pack_one(record, recycling, 2)
+    assert set(batch.token_ids.tolist()) == {1}
+    assert (recycling.stats().recycled_count, recycling.stats().still_mapped_count) == (0, 1)
+    batch.close()
+    with mapper.map(second) as other:
+        assert set(other.token_ids.tolist()) == {2}
+
+
+def test_packing_makes_no_second_copy_of_a_batch(record, recycling, monkeypatch):
+    pack_one(record, recycling, 1)  # what is imported late
+    before: list[int] = []
+    reserve = ShmSegmentStore.reserve
+
+    def watched(store, byte_count):
+        reservation = reserve(store, byte_count)
+        tracemalloc.reset_peak()
+        before.append(tracemalloc.get_traced_memory()[0])
+        return reservation
+
+    monkeypatch.setattr(ShmSegmentStore, "reserve", watched)
+    tracemalloc.start()
+    try:
+        ref = pack_one(record, recycling, 2)
+        peak = tracemalloc.get_traced_memory()[1] - before[0]
+    finally:
+        tracemalloc.stop()
+    assert ref.byte_count > 4_000_000
+    assert peak < ref.byte_count / 2, f"{peak} bytes beside the {ref.byte_count} of the batch"
