@@ -12,7 +12,7 @@ EXAMPLES = 600
 STEPS = 40
 
 
-class Broken(AssertionError):
+class BrokenLawError(AssertionError):
     """A law does not hold."""
 
     def __init__(self, law: str, detail: object) -> None:
@@ -62,14 +62,14 @@ class FakeProcess:
 class Tools:
     """Handed to machines by the fixture ``tools``."""
 
-    Broken = Broken
+    BrokenLawError = BrokenLawError
     Loop = SetTimeLoop
     FakeProcess = FakeProcess
 
     @staticmethod
     def hold(law: str, condition: bool, detail: object = "") -> None:
         if not condition:
-            raise Broken(law, detail)
+            raise BrokenLawError(law, detail)
 
     @staticmethod
     def run(machine: type[RuleBasedStateMachine], examples: int = EXAMPLES) -> None:
@@ -90,7 +90,7 @@ class Tools:
     @staticmethod
     def law_broken_by(machine: type[RuleBasedStateMachine]) -> str:
         """The law that the machine finds broken in the first interleaving that breaks any."""
-        with pytest.raises(Broken) as caught:
+        with pytest.raises(BrokenLawError) as caught:
             run_state_machine_as_test(
                 machine,
                 settings=settings(
@@ -99,6 +99,7 @@ class Tools:
                     deadline=None,
                     derandomize=True,
                     database=None,
+                    report_multiple_bugs=False,
                     phases=[Phase.generate],
                     suppress_health_check=list(HealthCheck),
                 ),

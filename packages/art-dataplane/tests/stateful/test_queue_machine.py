@@ -14,7 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 
 from art_dataplane import (
     DeadlineError,
@@ -112,12 +120,18 @@ class QueueMachine(RuleBasedStateMachine):
         self.fence = 0
         self.revision = 0
         self.names = 0
+        self.given: list[Selection] = []
+        self.taken: list[Selection] = []
         self.discarded = self.expired = self.revoked = self.stale = 0
         self.dead: set[str] = set()
         self.highest: dict[str, int] = {}
         self.stores = {owner: self.store_class(owner, 10_000, 1 << 30) for owner in OWNERS}
 
-    @initialize(groups=st.integers(2, 5), records=st.integers(3, 12), byte_count=st.integers(600, 4000))
+    @initialize(
+        groups=st.sampled_from([5, 4, 3]),
+        records=st.sampled_from([14, 10, 7]),
+        byte_count=st.sampled_from([6000, 4000, 2500]),
+    )
     def begin(self, groups, records, byte_count):
         self.limits = QueueLimits(groups, records, byte_count)
         self.queue = self.queue_class(self.limits, clock=self.loop.time)
@@ -263,28 +277,28 @@ class QueueMachine(RuleBasedStateMachine):
         self.granted(selection.lease, names, waiter, None)
 
     def start(self, waiter: Waiter, coroutine: Any) -> None:
-        async def run() -> None:
-            try:
-                result = await coroutine
-            except BaseException as error:
-                result = error
-            self.log.append((waiter, result))
+        def finished(task: asyncio.Task) -> None:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            self.log.append((waiter, error or task.result()))
 
         (self.selects if waiter.kind == "select" else self.puts).append(waiter)
-        waiter.task = self.loop.create_task(run())
+        waiter.task = self.loop.create_task(coroutine)
+        waiter.task.add_done_callback(finished)
 
     def refused(self, law: str, call: Any) -> None:
         try:
             result = call()
         except LeaseError:
             return
+        except Exception as error:
+            raise self.tools.BrokenLawError(law, f"{error!r} instead of a refusal") from error
         self.hold(law, False, f"{result} was given to a lease that had ended")
 
     def allowed(self, call: Any) -> Any:
         try:
             return call()
         except LeaseError as error:
-            raise self.tools.Broken(IN_FORCE, error) from error
+            raise self.tools.BrokenLawError(IN_FORCE, error) from error
 
     # What can happen.
 
@@ -299,11 +313,11 @@ class QueueMachine(RuleBasedStateMachine):
         return tuple(refs)
 
     kinds = st.lists(
-        st.tuples(st.sampled_from(OWNERS), st.sampled_from([True, True, False]), st.integers(0, 2)),
+        st.tuples(st.sampled_from(OWNERS), st.sampled_from([True, True, False]), st.sampled_from([2, 1, 0])),
         min_size=1,
         max_size=4,
     )
-    waits = st.sampled_from([0.0, 2.25, 6.25])
+    waits = st.sampled_from([6.25, 2.25, 0.0])
 
     def new_name(self) -> str:
         self.names += 1
@@ -317,13 +331,26 @@ class QueueMachine(RuleBasedStateMachine):
         self.start(waiter, self.queue.put(refs, wait_s))
         self.settle()
 
+    @rule(size=st.sampled_from([2, 1, 3]), owner=st.sampled_from(OWNERS))
+    def fill(self, size, owner):
+        """Puts groups at once until one has to wait."""
+        while not self.puts and len(self.held()) < 5:
+            name = self.new_name()
+            refs = self.make_refs(name, [(owner, True, 2), ("w1", size != 3, 2), ("w0", True, 1)][:size])
+            waiter = Waiter("put", self.loop.now + 2.25, name=name, refs=refs, amount=self.amount(refs))
+            self.start(waiter, self.queue.put(refs, 2.25))
+            self.settle()
+            if name not in self.refs:
+                return
+
+    @precondition(lambda self: not any(held.reserved for held in self.leases.values()))
     @rule(
         target=reservations,
-        records=st.integers(1, 4),
-        byte_count=st.integers(1, 1500),
+        records=st.sampled_from([3, 2, 1]),
+        byte_count=st.sampled_from([900, 400, 1500]),
         wait_s=waits,
         holder=st.sampled_from(HOLDERS),
-        lease_s=st.sampled_from([1.0, 5.0]),
+        lease_s=st.sampled_from([5.0, 1.0]),
     )
     def reserve(self, records, byte_count, wait_s, holder, lease_s):
         waiter = Waiter(
@@ -354,9 +381,7 @@ class QueueMachine(RuleBasedStateMachine):
             for lease_id, held in self.leases.items()
             if lease_id not in known and held.names == [waiter.name]
         ]
-        return multiple(
-            *(Lease(lease_id, self.fence, holder, lease_s) for lease_id, _ in granted)
-        )
+        return multiple(*(Lease(lease_id, self.fence, holder, lease_s) for lease_id, _ in granted))
 
     @rule(reservation=reservations, kinds=kinds, abort=st.booleans())
     def use_reservation(self, reservation, kinds, abort):
@@ -387,13 +412,16 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         target=selections,
-        count=st.integers(1, 4),
+        count=st.sampled_from([2, 1, 3, 4]),
         wait_s=waits,
         order=st.sampled_from(["oldest", "newest"]),
         oldest=st.sampled_from([0, 0, 1, 2]),
         holder=st.sampled_from(HOLDERS),
-        lease_s=st.sampled_from([1.0, 5.0]),
+        lease_s=st.sampled_from([5.0, 1.0]),
     )
+    def ask(self, count, wait_s, order, oldest, holder, lease_s):
+        return self.select(count, wait_s, order, oldest, holder, lease_s)
+
     def select(self, count, wait_s, order, oldest, holder, lease_s):
         # With a put waiting, which of the two comes first is open, and so is the newest group.
         chosen = SelectionRule("oldest" if self.puts else order, oldest)
@@ -413,6 +441,7 @@ class QueueMachine(RuleBasedStateMachine):
                 count, chosen, wait_s, holder=holder, lease_s=lease_s, process=waiter.process
             )
             taken.append(selection)
+            self.given.append(selection)
             self.taken.append(selection)
             return selection
 
@@ -420,13 +449,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.settle()
         return multiple(*taken)
 
-    @property
-    def taken(self) -> list[Selection]:
-        return self.__dict__.setdefault("_taken", [])
+    @precondition(lambda self: self.waiting and not self.selects)
+    @rule(target=selections, count=st.sampled_from([2, 1, 3]), holder=st.sampled_from(HOLDERS))
+    def take(self, count, holder):
+        """Takes what is there."""
+        return self.select(min(count, len(self.waiting)), 0.0, "oldest", 0, holder, 5.0)
 
     @rule(target=selections)
     def selections_of_those_who_waited(self):
-        late, self.__dict__["_taken"] = self.taken, []
+        late, self.taken = self.taken, []
         return multiple(*late)
 
     @rule(place=st.integers(0, 3), of_puts=st.booleans())
@@ -438,7 +469,7 @@ class QueueMachine(RuleBasedStateMachine):
             waiter.task.cancel()
             self.settle()
 
-    @rule(selection=selections, outcome=st.sampled_from(Outcome), part=st.integers(0, 3))
+    @rule(selection=selections, outcome=st.sampled_from(Outcome), part=st.sampled_from([0, 1, 2]))
     def release(self, selection, outcome, part):
         mine = self.leases.get(selection.lease.lease_id)
         if mine is None:
@@ -474,7 +505,7 @@ class QueueMachine(RuleBasedStateMachine):
                 self.hold(NOT_LOST, dropped == len(held), (dropped, held))
                 self.dead.update(ref.record_id for ref in refs)
 
-    @rule(selection=selections, lease_s=st.sampled_from([1.0, 5.0]))
+    @rule(selection=selections, lease_s=st.sampled_from([5.0, 1.0]))
     def renew(self, selection, lease_s):
         mine = self.leases.get(selection.lease.lease_id)
         if mine is None:
@@ -518,7 +549,9 @@ class QueueMachine(RuleBasedStateMachine):
             return multiple()
         self.hold(STALE, not is_stale, selection.lease)
         self.hold(
-            EXACT, {loss.group_id: set(loss.record_ids) for loss in fetched.lost} == expected_lost, fetched.lost
+            EXACT,
+            {loss.group_id: set(loss.record_ids) for loss in fetched.lost} == expected_lost,
+            fetched.lost,
         )
         kept = [refs for refs in selection.groups if refs[0].group_id not in expected_lost]
         self.hold(EXACT, list(fetched.selection.groups) == kept, fetched.selection)
@@ -537,13 +570,24 @@ class QueueMachine(RuleBasedStateMachine):
             self.lost.setdefault(loss.group_id, set()).update(loss.record_ids)
         names = [name for name in mine.names if name in expected_lost]
         if names:
-            self.allowed(
-                lambda: self.queue.release(selection.lease, Outcome.CONSUMED, group_ids=names)
-            )
+            self.allowed(lambda: self.queue.release(selection.lease, Outcome.CONSUMED, group_ids=names))
             self.forget(selection.lease.lease_id, names)
             self.consume(names, selection.lease)
         self.settle()
         return multiple(fetched.selection) if kept else multiple()
+
+    @rule(selection=selections)
+    def an_old_holder_comes_back(self, selection):
+        """After whoever has its groups now has fetched them."""
+        for newer in self.given:
+            mine = self.leases.get(newer.lease.lease_id)
+            if mine is None or newer.lease.fence <= selection.lease.fence:
+                continue
+            names = [name for name in mine.names if name in selection.group_ids]
+            if names and set(mine.names) == set(newer.group_ids):
+                self.fetch(newer)
+                self.fetch(selection)
+                return
 
     @rule(ticks=st.integers(1, 8))
     def time_passes(self, ticks):
@@ -552,12 +596,22 @@ class QueueMachine(RuleBasedStateMachine):
             self.loop.now += 0.25
             self.settle()
 
-    @rule(holder=st.sampled_from(HOLDERS))
+    @rule(
+        who=st.sampled_from(["owner", "holder", "process", "owner nobody told of"]),
+        place=st.integers(0, 5),
+    )
+    def somebody_dies(self, who, place):
+        if who == "holder":
+            self.a_holder_is_reported_dead(HOLDERS[place % 2])
+        elif who == "process":
+            self.a_process_of_a_holder_dies(place)
+        else:
+            self.an_owner_dies(OWNERS[place % 2], told=who == "owner")
+
     def a_holder_is_reported_dead(self, holder):
         dead = {lease_id for lease_id, held in self.leases.items() if held.holder == holder}
         self.end_dead(dead, {lease.lease_id for lease in self.queue.revoke_holder(holder)})
 
-    @rule(place=st.integers(0, 5))
     def a_process_of_a_holder_dies(self, place):
         if self.leases:
             lease_id = list(self.leases)[place % len(self.leases)]
@@ -572,7 +626,6 @@ class QueueMachine(RuleBasedStateMachine):
         self.revoked += len(dead)
         self.settle()
 
-    @rule(owner=st.sampled_from(OWNERS), told=st.booleans())
     def an_owner_dies(self, owner, told):
         """And another process goes on under its name."""
         self.dead.update(
@@ -584,6 +637,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.stores[owner].close()
         self.stores[owner] = self.store_class(owner, 10_000, 1 << 30)
         if not told:
+            for selection in self.given:
+                if selection.lease.lease_id in self.leases:
+                    self.fetch(selection)
             return
         concerned = {
             name: gone
@@ -604,9 +660,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.settle()
 
     @rule(
-        groups=st.integers(1, 6),
-        records=st.integers(1, 14),
-        byte_count=st.integers(200, 5000),
+        groups=st.sampled_from([6, 4, 2, 1]),
+        records=st.sampled_from([16, 9, 5, 2]),
+        byte_count=st.sampled_from([8000, 4000, 2000, 500]),
         behind=st.sampled_from([0, 0, 0, 1, -1]),
     )
     def resize(self, groups, records, byte_count, behind):
@@ -628,11 +684,21 @@ class QueueMachine(RuleBasedStateMachine):
         stats = self.queue.stats()
         held = self.held()
         refs = [ref for name in held for ref in self.refs[name]]
-        lost_waiting = self.waiting.intersection(self.lost)
-        self.hold(NOT_LOST, stats.waiting_groups == len(self.waiting) - len(lost_waiting), stats)
-        self.hold(NOT_LOST, stats.lost_waiting_groups == len(lost_waiting), stats)
-        self.hold(NOT_LOST, stats.leased_groups == len(held) - len(self.waiting), stats)
+        lost_waiting = len(self.waiting.intersection(self.lost))
+        good, leased = len(self.waiting) - lost_waiting, len(held) - len(self.waiting)
+        total = stats.waiting_groups + stats.lost_waiting_groups + stats.leased_groups
+        self.hold(NOT_LOST, total >= len(held), stats)
+        self.hold(ONCE, total <= len(held), stats)
         self.hold(NOT_LOST, stats.put_groups == len(self.order), stats)
+        self.hold(IN_FORCE, stats.leased_groups >= leased, stats)
+        self.hold(NOT_LOST, stats.leased_groups <= leased, stats)
+        self.hold(NOT_TRAINED, stats.waiting_groups <= good, stats)
+        self.hold(NOT_LOST, stats.waiting_groups == good, stats)
+        for selection in self.given:
+            mine = self.leases.get(selection.lease.lease_id)
+            if mine is not None:
+                names = self.allowed(lambda lease=selection.lease: self.queue.check(lease))
+                self.hold(IN_FORCE, list(names) == mine.names, (names, mine))
         self.hold(STATS, stats.records == len(refs), stats)
         self.hold(STATS, stats.byte_count == sum(ref.byte_count for ref in refs), stats)
         self.hold(FAILURES, stats.failed_records == sum(not ref.ok for ref in refs), stats)
@@ -649,21 +715,23 @@ class QueueMachine(RuleBasedStateMachine):
             == (len(self.consumed), len(self.gone_lost), self.discarded, self.stale),
             stats,
         )
-        self.hold(
-            STATS, (stats.expired_leases, stats.revoked_leases) == (self.expired, self.revoked), stats
-        )
+        self.hold(STATS, (stats.expired_leases, stats.revoked_leases) == (self.expired, self.revoked), stats)
 
     def teardown(self):
-        if sys.exception() is None and hasattr(self, "queue"):
-            self.close()
-        self.loop.finish()
+        try:
+            if sys.exception() is None and hasattr(self, "queue"):
+                self.close()
+        finally:
+            self.loop.finish()
 
     def close(self) -> None:
         held = self.held()
         refs = self.queue.close()
         self.hold(
-            RELEASED, sorted(ref.record_id for ref in refs)
-            == sorted(ref.record_id for name in held for ref in self.refs[name]), refs,
+            RELEASED,
+            sorted(ref.record_id for ref in refs)
+            == sorted(ref.record_id for name in held for ref in self.refs[name]),
+            refs,
         )
         self.loop.settle()
         self.hold(
@@ -701,9 +769,13 @@ def test_no_interleaving_breaks_a_law(machine, tools):
 
 class ExpiryForgets(TrajectoryQueue):
     def expire(self):
-        ended = self._leases.expire()
-        self._expired += len(ended)
-        return tuple(lease for lease, _ in ended)
+        if len(self._filled):
+            return super().expire()
+        give_back, self._give_back = self._give_back, lambda groups: None
+        try:
+            return super().expire()
+        finally:
+            self._give_back = give_back
 
 
 class DiscardForgets(TrajectoryQueue):
@@ -714,17 +786,8 @@ class DiscardForgets(TrajectoryQueue):
 class ConsumedComesBack(TrajectoryQueue):
     def _remove(self, group):
         super()._remove(group)
-        if not self._groups:
+        if not len(self._filled):
             self._groups[group.group_id] = self._waiting[group.group_id] = group
-
-    def stats(self):
-        kept = dict(self._groups), dict(self._waiting)
-        for name in [name for name, group in self._waiting.items() if group.refs[0].record_id not in self._record_ids]:
-            del self._groups[name], self._waiting[name]
-        try:
-            return super().stats()
-        finally:
-            self._groups, self._waiting = kept
 
 
 class TakesEndedLeases(LeaseTable):
@@ -746,10 +809,13 @@ class RenewShortens(LeaseTable):
         return grant.lease
 
 
-class ExpiresEarly(LeaseTable):
+class LeasesEndEarly(TrajectoryQueue):
     def expire(self):
-        now = self._clock()
-        return self._end_all(grant for grant in self._grants.values() if grant.deadline <= now + 0.5)
+        for lease, names in self._leases.leases():
+            early = self._leases._grants[lease.lease_id].deadline <= self._leases._clock() + 2
+            if early and names[0] not in self._reserved and not len(self._filled):
+                self._expired += len(self._ended(((lease, self._leases.revoke(lease.lease_id)),)))
+        return super().expire()
 
 
 class SameFence(LeaseTable):
@@ -766,13 +832,6 @@ class RevokesEverybody(LeaseTable):
 class RevokesNobody(LeaseTable):
     def revoke_dead(self):
         return ()
-
-
-class PartialReleaseEndsAll(LeaseTable):
-    def release(self, lease, items=None):
-        released = super().release(lease, items)
-        self.revoke(lease.lease_id)
-        return released
 
 
 class OffByOne(Ledger):
@@ -815,6 +874,37 @@ def with_signals(signal):
             self._room, self._filled = signal(), signal()
 
     return WithSignals
+
+
+class GrantsTwice(LeaseTable):
+    def grant(self, items, holder, duration_s, *, process=None):
+        names = tuple(items)
+        for name in names:
+            self._holding.pop(name, None)
+        return super().grant(names, holder, duration_s, process=process)
+
+
+class HandsOutTwice(with_table(GrantsTwice)):
+    async def select(self, count, rule, deadline_s, **more):
+        selection = await super().select(count, rule, deadline_s, **more)
+        if len(self._filled):
+            self._waiting.update((name, self._groups[name]) for name in selection.group_ids)
+            self._filled.notify()
+        return selection
+
+    def stats(self):
+        leased = {name for _, names in self._leases.leases() for name in names}
+        for name in leased.intersection(self._waiting):
+            del self._waiting[name]
+        return super().stats()
+
+
+class PartialReleaseEndsAll(TrajectoryQueue):
+    def release(self, lease, outcome, *, group_ids=None):
+        refs = super().release(lease, outcome, group_ids=group_ids)
+        if not len(self._filled):
+            self._leases.revoke(lease.lease_id)
+        return refs
 
 
 class WakesNobodyAfterRelease(TrajectoryQueue):
@@ -879,14 +969,9 @@ class LosesQuietly(TrajectoryQueue):
         return lost
 
 
-class MarksOnlyWhatWaits(TrajectoryQueue):
-    def mark_lost(self, lost):
-        lost = tuple(lost)
-        known = super().mark_lost(lost)
-        for loss in lost:
-            if loss.group_id in self._groups and loss.group_id not in self._lost_waiting:
-                self._lost.pop(loss.group_id, None)
-        return known
+class ComesBackAsGood(TrajectoryQueue):
+    def _give_back(self, groups):
+        self._waiting.update((group.group_id, group) for group in groups)
 
 
 class LetsTheDeadPut(TrajectoryQueue):
@@ -929,23 +1014,15 @@ class StoreWithoutGate(TrajectoryStore):
         self._gate = LetsAnyFenceIn()
 
 
-async def names_all_groups_of_an_owner(selection, owners, deadline_s):
+async def names_every_group(selection, owners, deadline_s):
     fetched = await fetch_available(selection, owners, deadline_s)
-    guilty = {owner for loss in fetched.lost for owner in loss.owners}
-    concerned = [group for group in selection.groups if any(ref.owner in guilty for ref in group)]
+    if not fetched.lost:
+        return fetched
     lost = tuple(
-        LostGroup(
-            group[0].group_id,
-            tuple(ref.record_id for ref in group if ref.owner in guilty),
-            tuple(guilty),
-            "",
-        )
-        for group in concerned
+        LostGroup(group[0].group_id, tuple(ref.record_id for ref in group), OWNERS, "gone")
+        for group in selection.groups
     )
-    kept = fetched.selection.without(
-        set(fetched.selection.group_ids).intersection(loss.group_id for loss in lost)
-    )
-    return FetchedGroups(kept, fetched.records, lost)
+    return FetchedGroups(selection.without(selection.group_ids), [], lost)
 
 
 FAULTS = {
@@ -953,12 +1030,13 @@ FAULTS = {
     "a discarded group is lost": (DiscardForgets, NOT_LOST),
     "a dead process keeps its leases": (with_table(RevokesNobody), NOT_LOST),
     "a consumed group is handed out again": (ConsumedComesBack, ONCE),
+    "a leased group is handed out again": (HandsOutTwice, ONE_LEASE),
     "an ended lease is good for a release": (with_table(TakesEndedLeases), STALE),
     "fences do not grow": (with_table(SameFence), STALE),
     "renewing takes time away": (with_table(RenewShortens), IN_FORCE),
-    "leases end early": (with_table(ExpiresEarly), IN_FORCE),
+    "leases end early": (LeasesEndEarly, IN_FORCE),
     "the death of one ends the leases of all": (with_table(RevokesEverybody), IN_FORCE),
-    "a partial release ends the whole lease": (with_table(PartialReleaseEndsAll), IN_FORCE),
+    "a partial release ends the whole lease": (PartialReleaseEndsAll, IN_FORCE),
     "capacity off by one": (with_ledger(OffByOne), CAPACITY),
     "reservations do not count": (with_ledger(ReservesNothing), CAPACITY),
     "a reservation is never given back": (ForgetsReservations, RELEASED),
@@ -971,7 +1049,7 @@ FAULTS = {
     "a select gives up too early": (DespairsEarly, TOLD),
     "a stale resize is taken": (TakesAnyResize, RESIZE),
     "lost groups vanish": (LosesQuietly, NOT_LOST),
-    "leased groups that lost records come back as good": (MarksOnlyWhatWaits, NOT_TRAINED),
+    "leased groups that lost records come back as good": (ComesBackAsGood, NOT_TRAINED),
     "records of the dead are put": (LetsTheDeadPut, NOT_TRAINED),
     "a close leaves waiters hanging": (ClosesTheDoorOnWaiters, RELEASED),
     "the numbers are of two instants": (CountsLate, STATS),
@@ -993,5 +1071,5 @@ def test_a_failure_that_turns_into_a_zero_reward_is_found(machine, with_fault, t
 
 
 def test_naming_groups_that_lost_nothing_is_found(machine, with_fault, tools):
-    faulty = with_fault(machine, fetch_from=staticmethod(names_all_groups_of_an_owner))
+    faulty = with_fault(machine, fetch_from=staticmethod(names_every_group))
     assert tools.law_broken_by(faulty) == EXACT
