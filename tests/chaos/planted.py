@@ -1,4 +1,4 @@
-"""Faults that are planted to see them caught: queues that do one thing wrong each."""
+"""Faults that are planted to see them caught: queues that do one thing wrong each, and count how often."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,32 +10,41 @@ from art_dataplane.bounds import Amount, Ledger
 from art_dataplane.records import LostGroup
 
 
-class ForgetfulQueue(TrajectoryQueue):
+class FaultyQueue(TrajectoryQueue):
+    """Counts how often it did what it must not."""
+
+    planted = 0
+
+
+class ForgetfulQueue(FaultyQueue):
     """Does not give back what was under a lease that ended by itself."""
 
     def _ended(self, ended: Any) -> Any:
+        self.planted += len(ended)
         return super()._ended(tuple((lease, ()) for lease, _ in ended))
 
 
-class BlamingQueue(TrajectoryQueue):
+class BlamingQueue(FaultyQueue):
     """Counts one more group as lost whenever an owner dies: one that has nothing to do with it."""
 
     def drop_owner(self, owner: str, reason: str) -> tuple[LostGroup, ...]:
         for group in self._waiting.values():
             others = {ref.owner for ref in group.refs}
             if owner not in others:
+                self.planted += 1
                 records = tuple(ref.record_id for ref in group.refs)
                 self.mark_lost([LostGroup(group.group_id, records, tuple(others), reason)])
                 break
         return super().drop_owner(owner, reason)
 
 
-class ForgettingLossesQueue(TrajectoryQueue):
+class ForgettingLossesQueue(FaultyQueue):
     """Removes groups with lost records without a word."""
 
     def mark_lost(self, lost: Iterable[LostGroup]) -> tuple[LostGroup, ...]:
         known = super().mark_lost(lost)
         for group in [*self._lost_waiting.values()]:
+            self.planted += 1
             del self._lost_waiting[group.group_id]
             self._remove(group)
         return known
@@ -46,8 +55,10 @@ class _BottomlessLedger(Ledger):
         return True
 
 
-class BottomlessQueue(TrajectoryQueue):
+class BottomlessQueue(FaultyQueue):
     """Takes whatever comes."""
+
+    planted = 1
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -26,7 +26,7 @@ from chaos.content import make_record
 from chaos.facts import Death, Facts, Lost, Put, Taken
 from chaos.limits import CALL_S, COUNTS, LEASE_S, QUEUE_LIMITS, RECORD_BYTES, SEGMENT_BYTES
 from chaos.messages import Cancel, Consume, Consumed, Drop, Free, Look, Make, Pack, Packed, Used
-from chaos.planted import make_queue
+from chaos.planted import FaultyQueue, make_queue
 from chaos.wire import Peer
 
 from art_dataplane import (
@@ -37,6 +37,7 @@ from art_dataplane import (
     ProcessIdentity,
     Selection,
     SelectionRule,
+    ShmSegmentStore,
     TrajectoryRef,
     decode_json,
     encode_json,
@@ -96,6 +97,7 @@ class Session:
         self._unwanted: dict[str, list[Cancel | Drop]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
+        self._ignored = 0  # refusals that the planted fault passed over
         self._phase = "chaos"  # then "drain", "end"
         self._started = time.monotonic()
 
@@ -214,6 +216,8 @@ class Session:
     def _has_seen_all(self) -> bool:
         """Whether each thing happened that the session is there to see."""
         facts, queue = self.facts, self._queue.stats()
+        if self._fault:
+            return self._has_been_wrong()
         seen = (
             queue.expired_leases,
             facts.stale_releases,
@@ -222,6 +226,14 @@ class Session:
             facts.remote_batches,
         )
         return all(seen)
+
+    def _has_been_wrong(self) -> bool:
+        """Whether what was planted had its effect."""
+        if self._fault == "ignores-stale-fence":
+            return self._ignored > 0
+        if self._fault == "leaks-segments":
+            return any(death.not_swept for death in self.facts.deaths)
+        return not isinstance(self._queue, FaultyQueue) or self._queue.planted > 0
 
     async def _stop(self, worker: Worker, seconds: float) -> None:
         worker.is_stopped = True
@@ -352,6 +364,7 @@ class Session:
             self.facts.stale_releases += 1
             if self._fault != "ignores-stale-fence":
                 return False
+            self._ignored += 1
         self.facts.wrong += consumed.wrong
         for group in selection.groups:
             group_id = group[0].group_id
@@ -469,6 +482,8 @@ class Session:
                 if used.used and used.what.startswith("record"):
                     self.facts.left.append(f"{worker.name} still holds {used.used} {used.what}")
         self._queue.close()
+        if self._fault == "leaves-things":
+            leave_things(self._run_id)
         for worker in workers:
             assert worker.process.stdin is not None
             worker.process.stdin.close()
@@ -488,8 +503,9 @@ class Session:
         ]
 
 
-def leave_things() -> None:
-    """The planted fault of a session that does not clean up: a process that listens, and a file."""
+def leave_things(run_id: str) -> None:
+    """The planted fault of a session that does not clean up: a segment, a process that listens, a file."""
+    ShmSegmentStore(run_id, 4096).reserve(4096).commit()
     listener = socket.create_server(("127.0.0.1", 0))
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.Popen(["sleep", "60"], pass_fds=[listener.fileno()], **silent)
@@ -500,8 +516,6 @@ async def main(seed: int, seconds: float, folder: Path, run_id: str, fault: str)
     """Runs a session and writes what happened."""
     session = Session(seed, seconds, folder, run_id, fault)
     await session.run()
-    if fault == "leaves-things":
-        leave_things()
     (folder.parent / "facts.json").write_bytes(msgspec.json.format(encode_json(session.facts)))
 
 
