@@ -64,9 +64,11 @@ class PeerProcess:
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        assert line, f"the peer ended with {self.process.wait(10)} when asked {request}"
-        return json.loads(line)
+        while True:
+            line = self.process.stdout.readline()
+            assert line, f"the peer ended with {self.process.wait(10)} when asked {request}"
+            if line.startswith("{"):  # UCX writes its warnings there, too
+                return json.loads(line)
 
 
 StartPeer = Callable[..., PeerProcess]

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import os
 import sys
 import time
 from base64 import b64decode, b64encode
@@ -59,11 +60,11 @@ class Peer:
         return self.store.drop(self.offered.pop(transfer_id), reusable=True)
 
     async def overwrite(self, transfer_id: str, at: int) -> Any:
-        with open(f"/dev/shm/{self.offered[transfer_id].name}", "r+b") as file:
-            file.seek(at)
-            byte = file.read(1)[0]
-            file.seek(at)
-            file.write(bytes([byte ^ 1]))
+        with map_location(self.offered[transfer_id]) as mapped:
+            byte = mapped.view[at] ^ 1
+        descriptor = os.open(f"/dev/shm/{self.offered[transfer_id].name}", os.O_WRONLY)
+        os.pwrite(descriptor, bytes([byte]), at)
+        os.close(descriptor)
         return True
 
     async def receive(self, location: str, deadline_s: float) -> Any:

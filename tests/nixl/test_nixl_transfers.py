@@ -22,6 +22,13 @@ def content(byte_count, seed=0):
     return np.random.default_rng(seed).integers(0, 256, byte_count, dtype=np.uint8)
 
 
+async def listening(options):
+    asked = await asyncio.create_subprocess_exec("ss", options, stdout=subprocess.PIPE)
+    output, _ = await asked.communicate()
+    assert asked.returncode == 0
+    return output.decode()
+
+
 async def test_bytes_of_any_number_arrive_whole_and_can_be_read_as_often_as_was_offered(
     transport, segments, start_peer, until
 ):
@@ -41,7 +48,7 @@ async def test_bytes_of_any_number_arrive_whole_and_can_be_read_as_often_as_was_
                 assert bytes(mapped.view) == content(size, seed).tobytes()
             assert segments.drop(received, reusable=True)
         await until(has_no_offers)
-        with pytest.raises(TransportError, match="does not offer transfer .* any more"):
+        with pytest.raises(TransportError, match=r"does not offer transfer .* any more"):
             await transport.receive(location, segments, DEADLINE_S)
         assert await owner.ask("withdraw", location=b64encode(encode(location)).decode()) is False
         assert await owner.ask("drop", transfer_id=location.transfer_id)
@@ -100,7 +107,7 @@ async def test_bytes_that_changed_since_they_were_offered_are_refused(transport,
     owner = start_peer("tcp")
     location = await owner.offer(20 * MIB)
     await owner.ask("overwrite", transfer_id=location.transfer_id, at=17 * MIB + 5)
-    with pytest.raises(TransportError, match="have checksum .* their owner offered"):
+    with pytest.raises(TransportError, match=r"have checksum .* their owner offered"):
         await transport.receive(location, segments, DEADLINE_S)
     assert segments.stats().used_bytes == 0
     assert (await owner.ask("stats"))["offers"] == 1, "a read that failed does not count"
@@ -134,10 +141,9 @@ async def test_memory_of_segments_that_are_gone_is_not_kept(transport, run_id, s
 async def test_an_agent_listens_on_its_interface_only(transport, segments, start_peer):
     owner = start_peer("tcp")
     segments.drop(await transport.receive(await owner.offer(MIB), segments, DEADLINE_S))
-    output = subprocess.run(["ss", "-Htlnp"], capture_output=True, text=True, check=True).stdout
+    output = await listening("-Htlnp")
     for pid in (owner.pid, os.getpid()):
         local = [line.split()[3] for line in output.splitlines() if f"pid={pid}," in line]
         assert local, output
         assert all(address.startswith("127.0.0.1:") for address in local), json.dumps(local)
-    udp = subprocess.run(["ss", "-Hulnp"], capture_output=True, text=True, check=True).stdout
-    assert f"pid={owner.pid}," not in udp
+    assert f"pid={owner.pid}," not in await listening("-Hulnp")

@@ -103,7 +103,7 @@ class NixlTransport:
         self._transports = tuple(transports)
         self._spare_bytes = spare_bytes
         self._ranges = AddressRanges()
-        # Not SimpleQueue, whose get() of Python 3.12.1 was seen to outlast a timeout of microseconds for ever.
+        # Not SimpleQueue: its get() of Python 3.12.1 was seen to sleep for ever at timeouts of microseconds.
         self._commands: queue.Queue[Callable[[], None]] = queue.Queue()
         self._summing = ThreadPoolExecutor(1, thread_name_prefix="art-nixl-sum")
         self._offers: NixlOffers | None = None

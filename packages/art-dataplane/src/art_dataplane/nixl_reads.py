@@ -122,6 +122,7 @@ class NixlReads:
         self._waiting: deque[Read] = deque()
         self._running: list[Read] = []
         self._quarantined: list[Read] = []
+        self._half_known = False
         self._peers: dict[str, dict[tuple[int, int], bytes]] = {}
 
     def __len__(self) -> int:
@@ -140,8 +141,8 @@ class NixlReads:
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether the agent must end before some memory is free."""
-        return bool(self._quarantined)
+        """Whether the agent must end: before some memory is free, or some peer can be read."""
+        return bool(self._quarantined) or self._half_known
 
     @property
     def is_idle(self) -> bool:
@@ -233,7 +234,13 @@ class NixlReads:
             self._agent.remove_peer(peer)
             known = None
         if known is None or _region(read) not in known:
-            name = self._agent.add_peer(read.location.metadata)
+            try:
+                name = self._agent.add_peer(read.location.metadata)
+            except TransportError:
+                self._half_known = (
+                    True  # NIXL keeps what it took in before it failed, and refuses the rest later
+                )
+                raise
             self._peers.setdefault(name, {})[_region(read)] = _digest(read)
             if name != peer:
                 raise TransportError(f"the metadata are those of agent {name}, the location says {peer}")
