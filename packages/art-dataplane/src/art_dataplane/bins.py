@@ -22,7 +22,7 @@ WORTH_A_SEARCH = 256
 """Nor is it where it could save no more than 1 bin in so many."""
 
 
-def pack_bins(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+def pack_bins(sizes: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
     """Puts all items into bins, and returns the indices of the items of each.
 
     Args:
@@ -68,7 +68,7 @@ def lower_bound(sizes: Sequence[int] | np.ndarray, capacity: int) -> int:
         return 0
     sums = np.concatenate(([0], np.cumsum(ascending)))
     half = int(np.searchsorted(ascending, capacity // 2, "right"))
-    smallest = np.unique(np.append(ascending[:half], 0))
+    smallest = np.append(ascending[:half], 0)
     alone = np.searchsorted(
         ascending, capacity - smallest, "right"
     )  # from here on nothing of `smallest` fits

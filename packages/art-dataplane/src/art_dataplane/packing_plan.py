@@ -35,7 +35,7 @@ from art_dataplane.routes import RoutePlan
 from art_dataplane.scoring import ScoredGroup, check_records, score_groups
 from art_dataplane.tree_rows import assign_rows
 
-__all__ = ["LossWeightRule", "MergeRoutes", "PackingPlan", "plan_packing"]
+__all__ = ["LossWeightRule", "MergeRoutes", "PackingPlan", "plan_packing", "plan_scored_groups"]
 
 MergeRoutes = Literal["equal", "first"]
 """Which equal tokens are computed once when records have routes: with ``"equal"`` those that went to the same
@@ -202,7 +202,42 @@ def plan_packing(
     if not pass_at_once(groups, policy_version):
         check_records(groups, policy_version)
     scored, excluded = score_groups(groups, advantage, kl, objective)
-    records = [record for group in scored for record in group.records]
+    return plan_scored_groups(
+        scored,
+        excluded,
+        packed_sequence_length=packed_sequence_length,
+        advantage=advantage if objective == "rl" else AdvantageRule(),
+        loss_weight=loss_weight,
+        kl=kl,
+        merge_routes=merge_routes,
+    )
+
+
+def plan_scored_groups(
+    groups: Sequence[ScoredGroup],
+    excluded: dict[str, int],
+    *,
+    packed_sequence_length: int,
+    advantage: AdvantageRule,
+    loss_weight: LossWeightRule,
+    kl: KlRule,
+    merge_routes: MergeRoutes = "equal",
+) -> PackingPlan:
+    """The second half of :func:`plan_packing`, for groups that were checked and scored.
+
+    Args:
+        groups: what is trained on.
+        excluded: what was left out, under the names of ``PackingCounts``.
+        packed_sequence_length: physical tokens of a row, at most.
+        advantage: for what the batch as a whole changes.
+        loss_weight: how much each entry counts.
+        kl: what a divergence from a reference policy costs.
+        merge_routes: which equal tokens are computed once when records have routes.
+
+    Raises:
+        PackingError: trajectories do not fit into a row, or only some records have routes.
+    """
+    records = [record for group in groups for record in group.records]
     sequences = gather_sequences(records, packed_sequence_length)
     owners = [records[index].record_id for index in sequences.records.tolist()]
     parts = sort_sequences(sequences.tokens, sequences.starts, sequences.lengths, owners)
@@ -213,9 +248,9 @@ def plan_packing(
         sequences,
         lay_out_rows(parts, row, row_count),
         parts.order,
-        scored,
+        groups,
         excluded,
-        advantage=advantage if objective == "rl" else AdvantageRule(),
+        advantage=advantage,
         loss_weight=loss_weight,
         kl=kl,
     )

@@ -45,24 +45,31 @@ def assign_rows(lengths: np.ndarray, shared: np.ndarray, capacity: int) -> tuple
     Raises:
         ValueError: a sequence is longer than a row.
     """
-    row = np.zeros(len(lengths), np.int64)
     if not len(lengths):
-        return row, 0
+        return np.zeros(0, np.int64), 0
     if lengths.max() > capacity:
         raise ValueError(f"a sequence of {int(lengths.max())} tokens exceeds the {capacity} of a row")
     tree = _Tree(lengths, shared)
     if tree.size(0, len(lengths)) <= capacity:
-        return row, 1
+        return np.zeros(len(lengths), np.int64), 1
     begins, ends = tree.items(0, len(lengths), 0, capacity)
     sizes = tree.sizes(begins, ends, 0)
-    pieces: list[_Piece] = []
-    for size, begin, end in zip(sizes.tolist(), begins.tolist(), ends.tolist(), strict=True):
-        pieces += [_Piece(size, [(begin, end)])] if size <= capacity else _split(tree, begin, end, capacity)
-    bins = pack_bins([piece.size for piece in pieces], capacity)
+    whole = np.flatnonzero(sizes <= capacity)
+    pieces = [
+        piece
+        for index in np.flatnonzero(sizes > capacity).tolist()
+        for piece in _split(tree, int(begins[index]), int(ends[index]), capacity)
+    ]
+    bins = pack_bins(np.append(sizes[whole], [piece.size for piece in pieces]).astype(np.int64), capacity)
+    row_of = np.empty(len(whole) + len(pieces), np.int64)
     for number, content in enumerate(bins):
-        for index in content:
-            for begin, end in pieces[index].runs:
-                row[begin:end] = number
+        row_of[content] = number
+    row_of_item = np.zeros(len(begins), np.int64)
+    row_of_item[whole] = row_of[: len(whole)]
+    row = np.repeat(row_of_item, ends - begins)
+    for piece, number in zip(pieces, row_of[len(whole) :].tolist(), strict=True):
+        for begin, end in piece.runs:
+            row[begin:end] = number
     return row, len(bins)
 
 
@@ -101,7 +108,9 @@ class _Tree:
             apart = (branch < _NONE) & (sizes * _LARGE > capacity) & (repeated * _NEGLIGIBLE <= sizes)
             if not apart.any():
                 return begins + begin, begins + counts + begin
-            begins = np.union1d(begins, np.flatnonzero(at_branch & np.repeat(apart, counts)))
+            at_branch &= np.repeat(apart, counts)
+            at_branch[begins] = True
+            begins = np.flatnonzero(at_branch)
 
 
 _NONE = 1 << 40
