@@ -20,6 +20,8 @@ from benchmarks.shared_memory.task import CONSUMERS, Side, look, make_array, sta
 _ISOLATED = "ART_BENCHMARK_ISOLATED"
 _WARM_UP = 3
 _NEW = 5  # turns with new pages: each takes memory for good
+_WITH_RELEASE = "with release"
+_WRITTEN = "art-dataplane, written in place"
 _ASKED = {"mapped": False, "every page read": True}
 
 
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "ray" not in options.without:
         from benchmarks.shared_memory.ray_side import Ray, RayNew
 
-        ray_side = Ray(options.mib, new=_NEW * len(_ASKED))
+        ray_side = Ray(options.mib, new=(_WARM_UP + _NEW) * len(_ASKED))
         sides += [ray_side, RayNew(ray_side)]
     array = make_array(options.mib, 0)
     digest = hashlib.blake2b(array).hexdigest()
@@ -45,7 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if list(side.digests(array)) != [digest] * CONSUMERS:
             print(f"the consumers of {side.name} had other bytes", file=sys.stderr)
             return 1
-    figures = _measure(sides, ours, array, options.repeats)
+    again = [side for side in sides if not side.name.endswith("new pages")]
+    figures: dict[str, dict[str, list[float]]] = {}
+    for turn in range(_WARM_UP + options.repeats):
+        _take_turns(again, array, turn, figures if turn >= _WARM_UP else {})
+        _hand_over_written(ours, array, turn, figures if turn >= _WARM_UP else {})
+    for turn in range(_WARM_UP + _NEW):  # the first take what memory is left to be used again
+        _take_turns(
+            [side for side in sides if side not in again], array, turn, figures if turn >= _WARM_UP else {}
+        )
     for side in sides:
         side.close()
     _report(options.mib, options.repeats, figures)
@@ -82,36 +92,34 @@ def _isolated(arguments: list[str]) -> int:
         ).returncode  # fmt: skip
 
 
-def _measure(
-    sides: list[Side], ours: Ours, array: np.ndarray, repeats: int
-) -> dict[str, dict[str, list[float]]]:
-    """Seconds by side and by what was asked for."""
-    figures: dict[str, dict[str, list[float]]] = {}
-    for turn in range(_WARM_UP + repeats):
-        for what, every_page in _ASKED.items():
-            for side in sides:
-                new = side.name.endswith("new pages")
-                if new and turn >= _NEW:
-                    continue
-                stamp(array, turn + 1)
-                started = time.perf_counter()
-                seen = side.hand_over(array, every_page)
-                handed = time.perf_counter()
-                side.release()
-                released = time.perf_counter()
-                _check(side.name, array, every_page, seen)
-                if new or turn >= _WARM_UP:
-                    found = figures.setdefault(side.name, {})
-                    found.setdefault(what, []).append(handed - started)
-                    if every_page:
-                        found.setdefault("with release", []).append(released - started)
+def _take_turns(
+    sides: list[Side], array: np.ndarray, turn: int, figures: dict[str, dict[str, list[float]]]
+) -> None:
+    """Adds the seconds of one turn by side and by what was asked for."""
+    for what, every_page in _ASKED.items():
+        for side in sides:
             stamp(array, turn + 1)
-            took, seen = ours.hand_over_written(array, every_page)
-            ours.release()
-            _check("a written batch", array, every_page, seen)
-            if turn >= _WARM_UP:
-                figures.setdefault("written", {}).setdefault(what, []).append(took)
-    return figures
+            started = time.perf_counter()
+            seen = side.hand_over(array, every_page)
+            handed = time.perf_counter()
+            side.release()
+            released = time.perf_counter()
+            _check(side.name, array, every_page, seen)
+            found = figures.setdefault(side.name, {})
+            found.setdefault(what, []).append(handed - started)
+            if every_page:
+                found.setdefault(_WITH_RELEASE, []).append(released - started)
+
+
+def _hand_over_written(
+    ours: Ours, array: np.ndarray, turn: int, figures: dict[str, dict[str, list[float]]]
+) -> None:
+    for what, every_page in _ASKED.items():
+        stamp(array, turn + 1)
+        took, seen = ours.hand_over_written(array, every_page)
+        ours.release()
+        _check(_WRITTEN, array, every_page, seen)
+        figures.setdefault(_WRITTEN, {}).setdefault(what, []).append(took)
 
 
 def _check(name: str, array: np.ndarray, every_page: bool, seen: Sequence[int]) -> None:
@@ -120,30 +128,27 @@ def _check(name: str, array: np.ndarray, every_page: bool, seen: Sequence[int]) 
 
 
 def _report(mib: int, repeats: int, figures: dict[str, dict[str, list[float]]]) -> None:
-    written = figures.pop("written")
-    columns = [*_ASKED, "with release"]
+    columns = [*_ASKED, _WITH_RELEASE]
     print(f"{mib} MiB from an array in hand to {CONSUMERS} processes that have it; ms, medians of {repeats}")
+    print(f"({_NEW} with new pages); in brackets the fastest")
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, {os.cpu_count()} processors")
     print()
-    print(f"{'':36}" + "".join(f"{column:>17}" for column in columns))
+    print(f"{'':34}" + "".join(f"{column:>22}" for column in columns))
     for name, found in figures.items():
-        print(f"{name:<36}" + "".join(f"{median(found[column]) * 1e3:17.2f}" for column in columns))
-    own = {what: median(seconds) for what, seconds in written.items()}
-    print(f"{'art-dataplane, written in place':<36}" + "".join(f"{own[what] * 1e3:17.3f}" for what in _ASKED))
-    print()
-    for base in ("art-dataplane", "art-dataplane, new pages"):
+        cells = (
+            f"{median(found[each]) * 1e3:.2f} ({min(found[each]) * 1e3:.2f})"
+            for each in columns
+            if each in found
+        )
+        print(f"{name:<34}" + "".join(f"{cell:>22}" for cell in cells))
+    for base in [name for name in figures if name.startswith("art-dataplane")]:
+        print()
         print(f"ratios to {base}")
-        for name, found in figures.items():
-            if not name.startswith("art-dataplane"):
-                ratios = (median(found[column]) / median(figures[base][column]) for column in columns)
-                print(f"  {name:<34}" + "".join(f"{ratio:17.2f}" for ratio in ratios))
-    print(
-        "ratios to art-dataplane, written in place: commit, lease, message, both have it; no other side can"
-    )
-    for name, found in figures.items():
-        if not name.startswith("art-dataplane"):
-            ratios = (median(found[column]) / own[column] for column in _ASKED)
-            print(f"  {name:<34}" + "".join(f"{ratio:17.2f}" for ratio in ratios))
+        for name in [name for name in figures if not name.startswith("art-dataplane")]:
+            shared = [each for each in columns if each in figures[base]]
+            ratios = (median(figures[name][each]) / median(figures[base][each]) for each in shared)
+            print(f"  {name:<32}" + "".join(f"{ratio:22.2f}" for ratio in ratios))
+    print()
     print("the consumers had the same bytes on every side")
 
 

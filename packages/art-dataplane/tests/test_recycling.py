@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -204,6 +205,7 @@ def test_an_aborted_segment_is_used_again_unless_somebody_can_write_to_it(store)
         lambda view: view[::2],
         np.frombuffer,
         memoryview,
+        pickle.PickleBuffer,
         (ctypes.c_char * 64).from_buffer,
     ],
 )
