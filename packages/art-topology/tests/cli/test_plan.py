@@ -175,7 +175,10 @@ def test_a_model_is_needed(art: Run, folder: Path) -> None:
     assert "--model" in art("plan", *GPUS).err
 
 
-def test_what_cannot_run_is_one_with_its_reasons(art: Run, folder: Path, model_file: Path) -> None:
+def test_what_cannot_run_is_one_with_its_reasons(
+    art: Run, folder: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_next, "MOST_S", 0.5)  # after it, nothing larger is tried; what is asked is here
     huge = json.loads(model_file.read_text()) | {"num_hidden_layers": 200, "hidden_size": 16384}
     (folder / "huge.json").write_text(json.dumps(huge | {"num_experts": 512}))
     done = art("plan", "--model", "huge.json", "--gpu", "H100", "--gpus", 2)
@@ -349,3 +352,12 @@ def test_a_written_plan_says_the_form_of_the_weights(art: Run, model_file: Path)
     assert 'weights = "int4"' in text
     assert read_topology("run.toml").spec.services[0].weights == "int4"
     assert art("check", "run.toml").code == 0
+
+
+@pytest.mark.parametrize("option", [("--why", 10**9), ("--write", "x.toml", "--choose", 10**9)])
+def test_no_more_plans_are_made_than_can_be_shown(
+    art: Run, model_file: Path, option: tuple[object, ...]
+) -> None:
+    refused = art("plan", "--model", model_file, *GPUS, *option)
+    assert refused.code == 2
+    assert "1000" in refused.err

@@ -19,6 +19,8 @@ from art_topology.commands.options import (
     file_completion,
 )
 
+MOST_PLANS = 1000
+"""Plans beyond it are not made, however many could run."""
 MEMORY_MARGIN = 0.04
 """The planner's, which is not loaded for the help; a test says that it is the same."""
 
@@ -150,10 +152,17 @@ def command(
             show_default="0.04",
         ),
     ] = MEMORY_MARGIN,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many plans.")] = 10,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST_PLANS, help="How many plans.")] = 10,
     why: Annotated[
         int | None,
-        typer.Option("--why", min=1, metavar="N", help="Explain plan N part by part.", show_default=False),
+        typer.Option(
+            "--why",
+            min=1,
+            max=MOST_PLANS,
+            metavar="N",
+            help="Explain plan N part by part.",
+            show_default=False,
+        ),
     ] = None,
     rejected: Annotated[bool, typer.Option("--rejected", help="Show why other layouts cannot run.")] = False,
     write: Annotated[
@@ -167,6 +176,7 @@ def command(
         typer.Option(
             "--choose",
             min=1,
+            max=MOST_PLANS,
             metavar="N",
             help="Which plan --write writes; by default the first.",
             show_default=False,
