@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,12 +13,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from types import FrameType
 
 import numpy as np
 from benchmarks.shared_memory.ours import Ours
 from benchmarks.shared_memory.task import CONSUMERS, Side, look, make_array, stamp
 
 _ISOLATED = "ART_BENCHMARK_ISOLATED"
+_LIMIT_S = 600
 _WARM_UP = 3
 _NEW = 5  # turns with new pages: each takes memory for good
 _WITH_RELEASE = "with release"
@@ -30,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if _ISOLATED not in os.environ:
         return _isolated(sys.argv[1:] if arguments is None else list(arguments))
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(_LIMIT_S)
     ours = Ours(options.mib)
     sides: list[Side] = [ours, Ours(options.mib, fresh=True)]
     if "torch" not in options.without:
@@ -62,6 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
+
+
+def _too_long(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(f"not done within {_LIMIT_S} s: a consumer does not answer")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -88,13 +88,7 @@ class Ours:
         message = encode((what, ref))
         for pipe in self._pipes:
             pipe.send_bytes(message)
-        return [_receive(pipe) for pipe in self._pipes]
-
-
-def _receive(pipe: Connection) -> object:
-    if not pipe.poll(_TIMEOUT_S):
-        raise SystemExit(f"a consumer of art-dataplane did not answer within {_TIMEOUT_S:g} s")
-    return pipe.recv()
+        return [pipe.recv() for pipe in self._pipes]
 
 
 def _consume(pipe: Connection, fresh: bool) -> None:

@@ -40,7 +40,7 @@ class Torch:
         for pipe in self._pipes:
             pipe.send(("release", None))
         for pipe in self._pipes:
-            _receive(pipe)
+            pipe.recv()
 
     def digests(self, array: np.ndarray) -> Sequence[str]:
         """As :class:`benchmarks.shared_memory.task.Side` says."""
@@ -59,13 +59,7 @@ class Torch:
         self._tensor = torch.from_numpy(array)
         for pipe in self._pipes:
             pipe.send((what, self._tensor))
-        return [_receive(pipe) for pipe in self._pipes]
-
-
-def _receive(pipe: Connection) -> object:
-    if not pipe.poll(_TIMEOUT_S):
-        raise SystemExit(f"a consumer of torch.multiprocessing did not answer within {_TIMEOUT_S:g} s")
-    return pipe.recv()
+        return [pipe.recv() for pipe in self._pipes]
 
 
 def _consume(pipe: Connection) -> None:

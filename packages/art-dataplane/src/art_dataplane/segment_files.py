@@ -138,13 +138,14 @@ def open_segment(location: ShmLocation) -> int:
     Raises:
         ShmError: the name is not one of ART's, the segment is gone or smaller than the location says.
     """
-    parse_segment_name(location.name)
+    if not is_segment_name(location.name):
+        raise ShmError(f"{location.name!r} is not the name of a segment of ART")
     end = location.offset + location.byte_count
     if location.offset < 0 or location.byte_count <= 0:
         raise ShmError(
             f"segment {location.name}: {location.byte_count} bytes at {location.offset} cannot be mapped"
         )
-    path = SHM_DIRECTORY / location.name
+    path = f"{SHM_DIRECTORY}/{location.name}"
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -163,7 +164,7 @@ def open_segment(location: ShmLocation) -> int:
     return descriptor
 
 
-def _names(path: Path, descriptor: int) -> bool:
+def _names(path: str, descriptor: int) -> bool:
     try:
         found = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
