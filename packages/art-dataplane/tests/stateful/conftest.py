@@ -2,13 +2,16 @@
 faults."""
 
 import asyncio
+import os
 from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-EXAMPLES = 600
+EXAMPLES = int(os.environ.get("ART_STATEFUL_EXAMPLES", "600"))
+"""Interleavings of a queue; set more for a long search."""
+
 STEPS = 40
 
 
