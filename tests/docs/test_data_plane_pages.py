@@ -39,7 +39,7 @@ def test_the_program_for_another_stack_needs_neither_torch_nor_monarch_nor_opena
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "80 trained on, 0 lost" in done.stdout
+    assert "80 groups trained on, 0 lost" in done.stdout
 
 
 def test_the_errors_that_it_sends_through_pipes_arrive_as_they_are() -> None:
