@@ -3,7 +3,7 @@
 Names, dtypes and shapes of its tensors are listed at :class:`PackedBatch`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
@@ -14,6 +14,7 @@ from art_dataplane.context_plan import ContextPlan
 from art_dataplane.errors import BatchClosedError, BatchError, DataPlaneError
 from art_dataplane.leases import Lease
 from art_dataplane.locations import Location, TensorSpec, check_layout
+from art_dataplane.revocable import Revocable
 from art_dataplane.segments import MappedBytes, MappingCache
 
 TENSOR_DTYPES: Mapping[str, tuple[str, ...]] = {
@@ -148,35 +149,16 @@ class PackedBatchRef(msgspec.Struct, frozen=True):
     context: tuple[ContextPlan, ...] = ()
 
 
-class BatchTensors(Mapping[str, np.ndarray]):
+class BatchTensors(Revocable[np.ndarray]):
     """The arrays of a batch by name. Made by :attr:`PackedBatch.tensors`.
 
     Every access after the batch was closed raises :class:`BatchClosedError`.
     """
 
     def __init__(self, arrays: dict[str, np.ndarray], batch_id: str) -> None:
-        self._arrays: dict[str, np.ndarray] | None = arrays
-        self._batch_id = batch_id
-
-    def _open(self) -> dict[str, np.ndarray]:
-        if self._arrays is None:
-            raise BatchClosedError(f"batch {self._batch_id} was closed; map its reference again")
-        return self._arrays
-
-    def _revoke(self) -> None:
-        self._arrays = None
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """Returns one array."""
-        return self._open()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterates over the names."""
-        return iter(self._open())
-
-    def __len__(self) -> int:
-        """The number of arrays."""
-        return len(self._open())
+        super().__init__(
+            arrays, lambda: BatchClosedError(f"batch {batch_id} was closed; map its reference again")
+        )
 
 
 class PackedBatch:
@@ -226,7 +208,7 @@ class PackedBatch:
         Raises:
             BatchClosedError: after :meth:`close`.
         """
-        self._tensors._open()
+        self._tensors.opened()
         return self._tensors
 
     @property
@@ -345,7 +327,7 @@ class PackedBatch:
         Returns:
             False when arrays taken out before keep the memory mapped for now.
         """
-        self._tensors._revoke()
+        self._tensors.revoke()
         return self._mapped.close()
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
 """Named NumPy arrays in one segment, for who has arrays and no records: written once, mapped by many."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +11,7 @@ from art_dataplane.batch import view_tensors
 from art_dataplane.copying import copy_arrays
 from art_dataplane.errors import ShmError
 from art_dataplane.locations import Location, TensorSpec, lay_out
+from art_dataplane.revocable import Revocable
 from art_dataplane.segments import MappedBytes, MappingCache, map_location
 from art_dataplane.shm import ShmSegmentStore
 
@@ -27,7 +28,7 @@ class ArraysRef(msgspec.Struct, frozen=True):
     location: Location
 
 
-class MappedArrays(Mapping[str, np.ndarray]):
+class MappedArrays(Revocable[np.ndarray]):
     """Arrays by name, read-only, without a copy. Made by :func:`read_arrays`; close it, or use ``with``.
 
     After ``close()`` every access raises :class:`ShmError`. An array that was taken out before stays what it
@@ -35,25 +36,11 @@ class MappedArrays(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, tensors: tuple[TensorSpec, ...], mapped: MappedBytes) -> None:
-        self._arrays: dict[str, np.ndarray] | None = view_tensors(tensors, mapped.view)
+        super().__init__(
+            view_tensors(tensors, mapped.view),
+            lambda: ShmError("these arrays were closed; read their reference again"),
+        )
         self._mapped = mapped
-
-    def _open(self) -> dict[str, np.ndarray]:
-        if self._arrays is None:
-            raise ShmError("these arrays were closed; read their reference again")
-        return self._arrays
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """Returns one array."""
-        return self._open()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterates over the names."""
-        return iter(self._open())
-
-    def __len__(self) -> int:
-        """The number of arrays."""
-        return len(self._open())
 
     def close(self) -> bool:
         """Revokes the arrays and unmaps; a second call does nothing.
@@ -61,7 +48,7 @@ class MappedArrays(Mapping[str, np.ndarray]):
         Returns:
             False when arrays taken out before keep the memory mapped for now.
         """
-        self._arrays = None
+        self.revoke()
         return self._mapped.close()
 
     def __enter__(self) -> Self:
