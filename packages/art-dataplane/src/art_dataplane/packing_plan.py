@@ -86,9 +86,10 @@ class PackingPlan:
         self._routes = _place_routes(sequences, forest, self._given)
         self.record_ids: tuple[str, ...] = tuple(record.record_id for record in records)
         self.group_ids: tuple[str, ...] = tuple(group.group_id for group in groups)
-        self.versions: tuple[int, ...] = tuple(
-            sorted({span.version for exchange in self._exchanges for span in exchange.completion_spans})
-        )
+        spans = [span for exchange in self._exchanges for span in exchange.completion_spans]
+        self._span_versions = np.array([span.version for span in spans], np.int32)
+        self._span_lengths = np.array([span.end - span.start for span in spans], np.int64)
+        self.versions: tuple[int, ...] = tuple(sorted(set(self._span_versions.tolist())))
         self.counts = PackingCounts(
             trajectory_count=len(records),
             row_count=row_count,
@@ -146,10 +147,7 @@ class PackingPlan:
             self._write_reference(out)
         if not (self._kl.coefficient and self._kl.place == "advantage"):
             write_repeated(self._advantages[records], lengths, out["loss_advantage"])
-        spans = [span for exchange in exchanges for span in exchange.completion_spans]
-        versions = np.array([span.version for span in spans], np.int32)
-        counts = np.array([span.end - span.start for span in spans], np.int64)
-        write_repeated(versions, counts, out["loss_version"])
+        write_repeated(self._span_versions, self._span_lengths, out["loss_version"])
 
     def _write_reference(self, out: dict[str, np.ndarray]) -> None:
         reference = reference_logprobs(self._exchanges)
