@@ -6,7 +6,7 @@ row-major and little-endian; ``digest`` is BLAKE2b-256 (hex) over the tensors' b
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
@@ -14,6 +14,7 @@ import msgspec
 
 from art_dataplane.errors import DataPlaneError, SnapshotError
 from art_dataplane.locations import Location, TensorSpec, check_layout, lay_out
+from art_dataplane.revocable import Revocable
 from art_dataplane.segments import MappedBytes, map_location
 from art_dataplane.shm import ShmSegmentStore
 
@@ -113,7 +114,7 @@ class SnapshotTensor(NamedTuple):
     data: memoryview
 
 
-class MappedSnapshot(Mapping[str, SnapshotTensor]):
+class MappedSnapshot(Revocable[SnapshotTensor]):
     """The tensors of a snapshot by name. Made by :func:`read_tensors`; close it, or use ``with``.
 
     After ``close()`` every access raises :class:`SnapshotError`; memory that arrays made from ``data`` still
@@ -121,37 +122,23 @@ class MappedSnapshot(Mapping[str, SnapshotTensor]):
     """
 
     def __init__(self, manifest: SnapshotManifest, mapped: MappedBytes) -> None:
+        view = mapped.view
+        super().__init__(
+            {
+                spec.name: SnapshotTensor(
+                    spec.dtype, spec.shape, view[spec.offset : spec.offset + spec.byte_count]
+                )
+                for spec in manifest.tensors
+            },
+            lambda: SnapshotError(f"the snapshot of version {manifest.version} was closed; read it again"),
+        )
         self._manifest = manifest
         self._mapped = mapped
-        view = mapped.view
-        self._tensors: dict[str, SnapshotTensor] | None = {
-            spec.name: SnapshotTensor(
-                spec.dtype, spec.shape, view[spec.offset : spec.offset + spec.byte_count]
-            )
-            for spec in manifest.tensors
-        }
 
     @property
     def manifest(self) -> SnapshotManifest:
         """What is mapped; usable after the close."""
         return self._manifest
-
-    def _open(self) -> dict[str, SnapshotTensor]:
-        if self._tensors is None:
-            raise SnapshotError(f"the snapshot of version {self._manifest.version} was closed; read it again")
-        return self._tensors
-
-    def __getitem__(self, name: str) -> SnapshotTensor:
-        """Returns one tensor."""
-        return self._open()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterates over the names in manifest order."""
-        return iter(self._open())
-
-    def __len__(self) -> int:
-        """The number of tensors."""
-        return len(self._open())
 
     def close(self) -> bool:
         """Revokes the tensors and unmaps; a second call does nothing.
@@ -159,7 +146,7 @@ class MappedSnapshot(Mapping[str, SnapshotTensor]):
         Returns:
             False when views taken before keep the memory mapped for now.
         """
-        self._tensors = None
+        self.revoke()
         return self._mapped.close()
 
     def __enter__(self) -> Self:
