@@ -43,11 +43,18 @@ def pack_bins(sizes: Sequence[int] | np.ndarray, capacity: int) -> list[list[int
     order = np.argsort(-values, kind="stable")
     descending = values[order].tolist()
     bins = _best_fit_decreasing(descending, capacity)
+    if len(bins) == -(-int(values.sum()) // capacity):
+        return _given(bins, order)
     least = lower_bound(values, capacity)
     if len(bins) > least:
         bins = min(bins, _modified_first_fit_decreasing(descending, capacity), key=len)
     if len(bins) <= SEARCHED_BINS and (len(bins) - least) * WORTH_A_SEARCH > len(bins):
         bins = min(bins, _fullest_bins(descending, capacity), key=len)
+    return _given(bins, order)
+
+
+def _given(bins: list[list[int]], order: np.ndarray) -> list[list[int]]:
+    """Bins of places in ``order`` as bins of what stands there."""
     given = order.tolist()
     return [[given[item] for item in content] for content in bins]
 
