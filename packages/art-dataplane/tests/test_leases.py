@@ -72,10 +72,63 @@ def test_a_forged_fence_is_refused(table):
         table.check(Lease(lease.lease_id, 99, "x", 10))
 
 
-@pytest.mark.parametrize("duration", [0, -1, float("nan")])
-def test_a_lease_needs_a_duration(table, duration):
-    with pytest.raises(LeaseError, match="must be positive"):
+@pytest.mark.parametrize("duration", [0, -1, float("nan"), float("inf")])
+def test_a_lease_needs_a_duration_that_ends_also_when_it_is_renewed(table, clock, duration):
+    with pytest.raises(LeaseError, match="must be positive and finite"):
         table.grant(["a"], "x", duration)
+    lease = table.grant(["a"], "x", 10)
+    with pytest.raises(LeaseError, match="must be positive and finite"):
+        table.renew(lease, duration)
+    clock.now += 9
+    assert table.check(lease) == ("a",)
+
+
+def test_no_copy_of_a_lease_takes_time_from_another(table, clock):
+    lease = table.grant(["a"], "x", 10)
+    renewed = table.renew(lease, 100)
+    assert table.renew(lease, 1) == renewed
+    clock.now += 99
+    assert table.check(renewed) == ("a",)
+    clock.now += 1
+    with pytest.raises(LeaseError, match=r"expired 0.000 s ago after 100 s"):
+        table.check(lease)
+
+
+def test_a_lease_of_somebody_else_is_refused(table):
+    lease = table.grant(["a"], "x", 10)
+    with pytest.raises(LeaseError, match="of 'thief' with fence 1 is not in force"):
+        table.renew(Lease(lease.lease_id, lease.fence, "thief", 10), 10)
+
+
+def test_a_lease_can_be_released_piece_by_piece(table):
+    lease = table.grant(["a", "b", "c"], "x", 10)
+    assert table.release(lease, ["c", "a"]) == ("a", "c")
+    assert table.check(lease) == ("b",)
+    assert table.lease_of("a") is None
+    with pytest.raises(LeaseError, match="is on 1 items and not on 'a'"):
+        table.release(lease, ["a", "b"])
+    assert table.release(lease, ["b"]) == ("b",)
+    with pytest.raises(LeaseError, match="not in force"):
+        table.check(lease)
+
+
+def test_the_dead_lose_their_leases_and_nobody_else_does(table):
+    class Process:
+        def __init__(self, alive):
+            self.alive = alive
+
+        def is_alive(self):
+            return self.alive
+
+    processes = [Process(True), Process(False), Process(None)]  # the last one cannot be seen from here
+    leases = [table.grant([f"{n}"], f"h{n}", 10, process=process) for n, process in enumerate(processes)]
+    by_name = table.grant(["n"], "h0", 10)
+    assert table.revoke_dead() == ((leases[1], ("1",)),)
+    assert table.revoke_holder("h0") == ((leases[0], ("0",)), (by_name, ("n",)))
+    assert table.check(leases[2]) == ("2",)
+    assert table.watches_processes
+    table.release(leases[2])
+    assert not table.watches_processes
 
 
 def test_revoking_frees_the_items(table):

@@ -8,8 +8,10 @@ import pytest
 
 from art_dataplane import (
     RecordError,
+    RolloutError,
     RouteBlock,
     TrajectoryRecord,
+    TrajectoryRef,
     VersionSpan,
     branches,
     decode,
@@ -59,10 +61,46 @@ def test_a_record_names_itself_and_the_exchange_that_is_broken(exchange, record)
         record("r7", exchanges=[exchange([1], [2]), bad]).validate()
 
 
-def test_a_reward_must_be_finite_unless_the_rollout_failed(record):
-    with pytest.raises(RecordError, match="reward nan is not finite"):
-        record(reward=float("nan")).validate()
-    record(reward=float("nan"), failed=True).validate()
+def test_a_reward_is_finite_and_a_failed_rollout_has_none(record):
+    for reward in (float("nan"), float("inf"), None):
+        with pytest.raises(RecordError, match=f"reward {reward} is not finite"):
+            record(reward=reward).validate()
+    failed = record(failed=True)
+    failed.validate()
+    for reward in (0.0, float("nan")):
+        with pytest.raises(RecordError, match=f"failed and has a reward of {reward}"):
+            msgspec.structs.replace(failed, reward=reward).validate()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ok": False}, "record r0 failed and has a reward of 1.0"),
+        ({"reward": None}, "reward None is not finite"),
+        ({"byte_count": 0}, "0 bytes and 5 tokens; a record has at least 1 byte"),
+        ({"owner": ""}, "group 'g0' with '': both ids and the owner must be given"),
+    ],
+)
+def test_a_reference_that_contradicts_itself_is_refused(record, changes, message):
+    ref = trajectory_ref(record(), "w")
+    ref.validate()
+    with pytest.raises(RecordError, match=message):
+        msgspec.structs.replace(ref, **changes).validate()
+
+
+def test_a_failure_keeps_its_exception_and_its_reference_says_why(record):
+    try:
+        raise ValueError("no " * 200)
+    except ValueError as error:
+        kept = RolloutError.of(error)
+    assert (kept.kind, kept.message) == ("ValueError", "no " * 200)
+    assert "test_records.py" in kept.traceback
+    ref = trajectory_ref(msgspec.structs.replace(record(failed=True), error=kept), "w")
+    assert ref.reward is None
+    assert ref.failure.startswith("ValueError: no no")
+    assert len(ref.failure) == 200
+    assert str(RolloutError.of(KeyboardInterrupt())) == "KeyboardInterrupt"
+    assert decode(encode(ref), TrajectoryRef) == ref
 
 
 def test_ids_must_be_given(record):

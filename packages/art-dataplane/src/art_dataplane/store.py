@@ -144,7 +144,7 @@ class TrajectoryStore:
         return self._owner
 
     def put(self, record: TrajectoryRecord, *, reservation: Lease | None = None) -> TrajectoryRef:
-        """Keeps ``record`` and returns the reference to it.
+        """Keeps ``record`` and returns the reference to it. It passes the line of those who wait for room.
 
         Args:
             record: to keep.
