@@ -6,8 +6,8 @@ QUEUE_LIMITS = QueueLimits(groups=10, records=36, byte_count=1 << 20)
 RECORD_BYTES = 40_000
 """A record is never larger."""
 
-STORE_RECORDS = 40
-STORE_BYTES = 600_000
+STORE_RECORDS = 60
+STORE_BYTES = 900_000
 SEGMENT_BYTES = 4 << 20
 
 LEASE_S = 1.0

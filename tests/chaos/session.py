@@ -57,6 +57,8 @@ HOWS = ("kill", "stop")
 SAMPLE_S = 0.05
 LOOK_S = 0.3
 RETRY_S = 0.1
+DROP_LATER_S = 1.0
+"""So late owners may hear that records were consumed; until then it is they who refuse an old lease."""
 
 Unreachable = (ConnectionError, EOFError, DeadlineError)
 
@@ -72,7 +74,7 @@ class Worker:
         self.process = process
         self.identity = identity
         self.is_stopped = False
-        self.is_killed = False
+        self.killed_at_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -94,7 +96,7 @@ class Session:
         self._incarnations = itertools.count()
         self._group_numbers = itertools.count()
         self._tickets = itertools.count(1)
-        self._unwanted: dict[str, list[Cancel | Drop]] = {}
+        self._unwanted: dict[str, list[tuple[float, Cancel | Drop]]] = {}  # by owner, with when to say so
         self._tasks: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._ignored = 0  # refusals that the planted fault passed over
@@ -165,7 +167,7 @@ class Session:
                 self.facts.wrong.append(f"{worker.name} ended with status {status}: {self._log(worker)}")
             return
         self._slots[slot] = None
-        if not worker.is_killed:
+        if worker.killed_at_s is None:
             self.facts.wrong.append(f"{worker.name} ended by itself with {status}: {self._log(worker)}")
         self._bury(worker, status)
         await self._spawn(slot)
@@ -173,7 +175,8 @@ class Session:
     def _bury(self, worker: Worker, status: int) -> None:
         swept = () if self._fault == "leaks-segments" else sweep(self._run_id)
         left = [info.name for info in list_segments(self._run_id) if info.owner == worker.identity]
-        at_s = time.monotonic() - self._started
+        at_s = worker.killed_at_s
+        at_s = time.monotonic() - self._started if at_s is None else at_s
         self.facts.deaths.append(Death(worker.name, worker.role, at_s, len(swept), tuple(left)))
         (self._folder / worker.name).unlink(missing_ok=True)
         if worker.role == "owner":
@@ -186,7 +189,11 @@ class Session:
         return (self._folder / f"{worker.name}.log").read_text()[-2000:]
 
     def _living(self, role: str) -> list[Worker]:
-        return [worker for (of, _), worker in self._slots.items() if worker is not None and of == role]
+        return [
+            worker
+            for (of, _), worker in self._slots.items()
+            if worker is not None and of == role and worker.killed_at_s is None
+        ]
 
     # Who kills
 
@@ -201,14 +208,14 @@ class Session:
                 return
             await asyncio.sleep(self._random.expovariate(1 / MEAN_PAUSE_S))
             how, role = plan[-1] if plan else self._random.choice([*itertools.product(HOWS, COUNTS)])
-            targets = [each for each in self._living(role) if not each.is_stopped and not each.is_killed]
+            targets = [each for each in self._living(role) if not each.is_stopped]
             if not targets:
                 continue
             if plan:
                 plan.pop()
             worker = self._random.choice(targets)
             if how == "kill":
-                worker.is_killed = True
+                worker.killed_at_s = time.monotonic() - self._started
                 worker.process.send_signal(signal.SIGKILL)
             else:
                 self._begin(self._stop(worker, self._random.uniform(0.5, 2.5) * LEASE_S))
@@ -321,7 +328,7 @@ class Session:
             except (*Unreachable, DataPlaneError) as error:
                 self.facts.count_failure(error)
                 # Otherwise the lease ends by itself: at its deadline, or with its holder.
-                if not packer.is_killed and rng.random() < 0.5:
+                if packer.killed_at_s is None and rng.random() < 0.5:
                     self._give_back(selection)
                 await asyncio.sleep(RETRY_S)
 
@@ -401,19 +408,20 @@ class Session:
 
     def _send_later(self, owner: str, message: Cancel | Drop) -> None:
         if any(worker.name == owner for worker in self._living("owner")):
-            self._unwanted.setdefault(owner, []).append(message)
+            due = time.monotonic() + random.uniform(0, DROP_LATER_S)
+            self._unwanted.setdefault(owner, []).append((due, message))
 
     async def _tidy(self) -> None:
         """Tells owners what to forget, as often as it takes."""
         while self._phase != "end":
             for name, messages in [*self._unwanted.items()]:
-                while messages:
+                for each in [each for each in messages if each[0] <= time.monotonic()]:
                     try:
-                        await Peer(self._folder, name).call(messages[0], int, 1.0)
+                        await Peer(self._folder, name).call(each[1], int, 1.0)
                     except Unreachable as error:
                         self.facts.count_failure(error)
                         break
-                    messages.pop(0)
+                    messages.remove(each)
             await asyncio.sleep(RETRY_S)
 
     # Bounds
@@ -468,9 +476,12 @@ class Session:
                 stats.leased_groups,
                 stats.reserved_groups,
             )
-            if not any(held) and not any(self._unwanted.values()) and all(self._slots.values()):
+            if not any(held) and not any(self._unwanted.values()) and self._are_all_there():
                 return
             await asyncio.sleep(RETRY_S)
+
+    def _are_all_there(self) -> bool:
+        return all(worker is not None and worker.killed_at_s is None for worker in self._slots.values())
 
     async def _end(self) -> None:
         self.facts.queue = self._queue.stats()
