@@ -1,0 +1,1 @@
+"""Reading a segment of another process: NixlTransport beside NIXL alone."""
