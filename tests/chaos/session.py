@@ -1,4 +1,4 @@
-"""The controller of a chaos session: the queue, the loop that keeps all busy, and the one who kills them.
+"""The controller of a chaos session: the queue, and the loops that keep all others busy.
 
     python -m chaos.session SEED SECONDS FOLDER RUN_ID FAULT
 
@@ -11,13 +11,11 @@ import asyncio
 import itertools
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from chaos.facts import Death, Facts, Lost, Put, Taken
 from chaos.limits import CALL_S, COUNTS, LEASE_S, QUEUE_LIMITS, RECORD_BYTES, SEGMENT_BYTES
 from chaos.messages import Cancel, Consume, Consumed, Drop, Free, Look, Make, Pack, Packed, Used
 from chaos.planted import FaultyQueue, make_queue
+from chaos.staff import STOP_S, Staff, Tasks, Worker
 from chaos.wire import Peer
 
 from art_dataplane import (
@@ -39,7 +38,6 @@ from art_dataplane import (
     SelectionRule,
     ShmSegmentStore,
     TrajectoryRef,
-    decode_json,
     encode_json,
     list_segments,
     sweep,
@@ -47,13 +45,10 @@ from art_dataplane import (
 from art_dataplane.errors import UnsatisfiableError
 from art_dataplane.records import LostGroup
 
-START_S = 30.0
-STOP_S = 10.0
 DRAIN_S = 30.0
 PLANTED_DRAIN_S = 4.0
 EXTRA_FACTOR = 3.0
-MEAN_PAUSE_S = 0.6
-HOWS = ("kill", "stop")
+EXTRA_S = 10.0
 SAMPLE_S = 0.05
 LOOK_S = 0.3
 RETRY_S = 0.1
@@ -61,24 +56,6 @@ DROP_LATER_S = 1.0
 """So late owners may hear that records were consumed; until then it is they who refuse an old lease."""
 
 Unreachable = (ConnectionError, EOFError, DeadlineError)
-
-
-class Worker:
-    """One process; a slot has one after the other, each with a name of its own."""
-
-    def __init__(
-        self, role: str, peer: Peer, process: asyncio.subprocess.Process, identity: ProcessIdentity
-    ) -> None:
-        self.role = role
-        self.peer = peer
-        self.process = process
-        self.identity = identity
-        self.is_stopped = False
-        self.killed_at_s: float | None = None
-
-    @property
-    def name(self) -> str:
-        return self.peer.name
 
 
 class Session:
@@ -91,148 +68,43 @@ class Session:
         self._run_id = run_id
         self._fault = fault
         self._queue = make_queue(fault)
-        self._random = random.Random(seed)
-        self._slots: dict[tuple[str, int], Worker | None] = {}
-        self._incarnations = itertools.count()
+        self._tasks = Tasks(self.facts.wrong.append)
+        self._staff = Staff(folder, (run_id, fault), self._bury, self.facts.wrong.append, self._tasks)
         self._group_numbers = itertools.count()
         self._tickets = itertools.count(1)
         self._unwanted: dict[str, list[tuple[float, Cancel | Drop]]] = {}  # by owner, with when to say so
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loops: list[asyncio.Task[None]] = []
         self._ignored = 0  # refusals that the planted fault passed over
         self._phase = "chaos"  # then "drain", "end"
         self._started = time.monotonic()
 
     async def run(self) -> None:
         """From the first process to the last."""
-        slots = [(role, index) for role, count in COUNTS.items() for index in range(count)]
-        async with asyncio.TaskGroup() as starting:
-            for slot in slots:
-                starting.create_task(self._spawn(slot))
+        await self._staff.start()
         self._started = time.monotonic()
         seed = self.facts.seed
-        self._loops = [
-            *(self._begin(self._produce(random.Random(f"{seed} {each}"))) for each in range(COUNTS["owner"])),
-            *(
-                self._begin(self._train(("packer", each), random.Random(f"{seed} {each}")))
-                for each in range(COUNTS["packer"])
-            ),
-            self._begin(self._sample()),
-            self._begin(self._tidy()),
-        ]
-        await self._kill()
-        self.facts.seconds = time.monotonic() - self._started
+        producers = [self._produce(random.Random(f"{seed} {each}")) for each in range(COUNTS["owner"])]
+        trainers = [self._train(each, random.Random(f"{seed} {each}")) for each in range(COUNTS["packer"])]
+        loops = [*map(self._tasks.begin, (*producers, *trainers, self._sample(), self._tidy()))]
+        await self._staff.harass(random.Random(seed), self._is_enough)
+        self.facts.seconds = self._elapsed()
         self._phase = "drain"
         await self._drain()
         self._phase = "end"
+        await asyncio.wait(loops, timeout=STOP_S)
         await self._end()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(self._report)
-        return task
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
 
-    def _report(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            notes = "".join(getattr(error, "__notes__", ()))
-            self.facts.wrong.append(f"the session failed: {error!r} {notes}")
-
-    # The processes
-
-    async def _spawn(self, slot: tuple[str, int]) -> None:
-        role, index = slot
-        name = f"{role}-{index}.{next(self._incarnations)}"
-        with (self._folder / f"{name}.log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "chaos.worker", role, name,
-                str(self._folder), self._run_id, self._fault,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-            )  # fmt: skip
-        assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), START_S)
-        if not line:
-            raise RuntimeError(f"{name} did not start: {(self._folder / f'{name}.log').read_text()}")
-        identity = decode_json(line, ProcessIdentity)
-        worker = Worker(role, Peer(self._folder, name), process, identity)
-        self._slots[slot] = worker
-        self._begin(self._attend(slot, worker))
-
-    async def _attend(self, slot: tuple[str, int], worker: Worker) -> None:
-        """Waits for the end of a worker, settles what it leaves and starts the next one."""
-        status = await worker.process.wait()
-        if self._phase == "end":
-            if status != 0:
-                self.facts.wrong.append(f"{worker.name} ended with status {status}: {self._log(worker)}")
-            return
-        self._slots[slot] = None
-        if worker.killed_at_s is None:
-            self.facts.wrong.append(f"{worker.name} ended by itself with {status}: {self._log(worker)}")
-        self._bury(worker, status)
-        await self._spawn(slot)
-
-    def _bury(self, worker: Worker, status: int) -> None:
-        swept = () if self._fault == "leaks-segments" else sweep(self._run_id)
-        left = [info.name for info in list_segments(self._run_id) if info.owner == worker.identity]
-        at_s = worker.killed_at_s
-        at_s = time.monotonic() - self._started if at_s is None else at_s
-        self.facts.deaths.append(Death(worker.name, worker.role, at_s, len(swept), tuple(left)))
-        (self._folder / worker.name).unlink(missing_ok=True)
-        if worker.role == "owner":
-            self._unwanted.pop(worker.name, None)
-            self._queue.drop_owner(worker.name, f"{worker.name} ended with status {status}")
-        if worker.role == "packer" and random.random() < 0.5:  # else the queue sees it by itself
-            self._queue.revoke_holder(worker.name)
-
-    def _log(self, worker: Worker) -> str:
-        return (self._folder / f"{worker.name}.log").read_text()[-2000:]
-
-    def _living(self, role: str) -> list[Worker]:
-        return [
-            worker
-            for (of, _), worker in self._slots.items()
-            if worker is not None and of == role and worker.killed_at_s is None
-        ]
-
-    # Who kills
-
-    async def _kill(self) -> None:
-        """Kills and stops at random moments: first each role once, then whom it hits."""
-        plan = [*itertools.product(HOWS, COUNTS)]
-        self._random.shuffle(plan)
-        while True:
-            elapsed = time.monotonic() - self._started
-            over = elapsed > self._seconds and not plan and self._has_seen_all()
-            if over or elapsed > self._seconds * EXTRA_FACTOR + 10:
-                return
-            await asyncio.sleep(self._random.expovariate(1 / MEAN_PAUSE_S))
-            how, role = plan[-1] if plan else self._random.choice([*itertools.product(HOWS, COUNTS)])
-            targets = [each for each in self._living(role) if not each.is_stopped]
-            if not targets:
-                continue
-            if plan:
-                plan.pop()
-            worker = self._random.choice(targets)
-            if how == "kill":
-                worker.killed_at_s = time.monotonic() - self._started
-                worker.process.send_signal(signal.SIGKILL)
-            else:
-                self._begin(self._stop(worker, self._random.uniform(0.5, 2.5) * LEASE_S))
-
-    def _has_seen_all(self) -> bool:
-        """Whether each thing happened that the session is there to see."""
-        facts, queue = self.facts, self._queue.stats()
+    def _is_enough(self) -> bool:
+        """Whether the time is over and each thing happened that the session is there to see."""
+        elapsed, queue, facts = self._elapsed(), self._queue.stats(), self.facts
+        if elapsed > self._seconds * EXTRA_FACTOR + EXTRA_S:
+            return True
         if self._fault:
-            return self._has_been_wrong()
-        seen = (
-            queue.expired_leases,
-            facts.stale_releases,
-            len(facts.lost),
-            len(facts.taken),
-            facts.remote_batches,
-        )
-        return all(seen)
+            return elapsed > self._seconds and self._has_been_wrong()
+        seen = (queue.expired_leases, facts.stale_releases, facts.lost, facts.taken, facts.remote_batches)
+        return elapsed > self._seconds and all(seen)
 
     def _has_been_wrong(self) -> bool:
         """Whether what was planted had its effect."""
@@ -242,20 +114,24 @@ class Session:
             return any(death.not_swept for death in self.facts.deaths)
         return not isinstance(self._queue, FaultyQueue) or self._queue.planted > 0
 
-    async def _stop(self, worker: Worker, seconds: float) -> None:
-        worker.is_stopped = True
-        self.facts.stops[worker.role] = self.facts.stops.get(worker.role, 0) + 1
-        worker.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(seconds)
-        worker.is_stopped = False
-        if worker.process.returncode is None:
-            worker.process.send_signal(signal.SIGCONT)
+    def _bury(self, worker: Worker, status: int) -> None:
+        """Settles what a dead worker leaves: segments, a socket, records and leases."""
+        swept = () if self._fault == "leaks-segments" else sweep(self._run_id)
+        left = [info.name for info in list_segments(self._run_id) if info.owner == worker.identity]
+        at_s = self._elapsed() if worker.killed_at is None else worker.killed_at - self._started
+        self.facts.deaths.append(Death(worker.name, worker.role, at_s, len(swept), tuple(left)))
+        (self._folder / worker.name).unlink(missing_ok=True)
+        if worker.role == "owner":
+            self._unwanted.pop(worker.name, None)
+            self._queue.drop_owner(worker.name, f"{worker.name} ended with status {status}")
+        if worker.role == "packer" and random.random() < 0.5:  # else the queue sees it by itself
+            self._queue.revoke_holder(worker.name)
 
     # Groups come in
 
     async def _produce(self, rng: random.Random) -> None:
         while self._phase == "chaos":
-            owners = self._living("owner")
+            owners = self._staff.living("owner")
             if not owners:
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -304,10 +180,10 @@ class Session:
 
     # Groups go out
 
-    async def _train(self, slot: tuple[str, int], rng: random.Random) -> None:
-        """Selects, has packed, has consumed and commits, with the packer of one slot, one after the other."""
+    async def _train(self, index: int, rng: random.Random) -> None:
+        """Selects, has packed, has consumed and commits, with one packer after the other."""
         while self._phase != "end":
-            packer = self._slots[slot]
+            packer = self._staff.at("packer", index)
             if packer is None:
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -328,16 +204,14 @@ class Session:
             except (*Unreachable, DataPlaneError) as error:
                 self.facts.count_failure(error)
                 # Otherwise the lease ends by itself: at its deadline, or with its holder.
-                if packer.killed_at_s is None and rng.random() < 0.5:
+                if packer.killed_at is None and rng.random() < 0.5:
                     self._give_back(selection)
                 await asyncio.sleep(RETRY_S)
 
     async def _consume(self, packer: Worker, selection: Selection, rng: random.Random) -> None:
-        consumers = [
-            (worker, index % 2) for (role, index), worker in self._slots.items() if role == "consumer"
-        ]
+        consumers = [(self._staff.at("consumer", index), index % 2) for index in range(COUNTS["consumer"])]
         living = [(worker, host) for worker, host in consumers if worker is not None]
-        receivers = self._living("receiver")
+        receivers = self._staff.living("receiver")
         if not living or not receivers:
             raise DeadlineError("nobody is there to consume")
         consumer, host = rng.choice(living)
@@ -387,7 +261,7 @@ class Session:
         except LeaseError:  # they come again, as lost
             self.facts.stale_releases += 1
             return
-        at_s = time.monotonic() - self._started
+        at_s = self._elapsed()
         self.facts.lost += [
             Lost(group.group_id, group.record_ids, group.owners, group.reason, at_s) for group in lost
         ]
@@ -407,7 +281,7 @@ class Session:
             self._send_later(owner, Drop(theirs, selection.lease))
 
     def _send_later(self, owner: str, message: Cancel | Drop) -> None:
-        if any(worker.name == owner for worker in self._living("owner")):
+        if any(worker.name == owner for worker in self._staff.living("owner")):
             due = time.monotonic() + random.uniform(0, DROP_LATER_S)
             self._unwanted.setdefault(owner, []).append((due, message))
 
@@ -443,7 +317,7 @@ class Session:
             for owner, byte_count in by_owner.items():
                 self._check(f"process {owner.pid}", "bytes in /dev/shm", byte_count, SEGMENT_BYTES)
             if time.monotonic() > look_at:
-                await asyncio.gather(*(self._look(each) for each in self._slots.values() if each is not None))
+                await asyncio.gather(*(self._look(each) for each in self._staff.living()))
                 look_at = time.monotonic() + LOOK_S
             self.facts.samples += 1
             await asyncio.sleep(SAMPLE_S)
@@ -476,42 +350,26 @@ class Session:
                 stats.leased_groups,
                 stats.reserved_groups,
             )
-            if not any(held) and not any(self._unwanted.values()) and self._are_all_there():
+            if not any(held) and not any(self._unwanted.values()) and self._staff.are_all_there:
                 return
             await asyncio.sleep(RETRY_S)
 
-    def _are_all_there(self) -> bool:
-        return all(worker is not None and worker.killed_at_s is None for worker in self._slots.values())
-
     async def _end(self) -> None:
-        self.facts.queue = self._queue.stats()
-        workers = [worker for worker in self._slots.values() if worker is not None]
-        _, running = await asyncio.wait(self._loops, timeout=STOP_S)
-        self.facts.left += [f"{task} did not end" for task in running]
-        for worker in workers:
+        facts = self.facts
+        facts.queue = self._queue.stats()
+        facts.stops = self._staff.stops
+        for worker in self._staff.living():
             for used in await worker.peer.call(Look(), list[Used], CALL_S):
                 if used.used and used.what.startswith("record"):
-                    self.facts.left.append(f"{worker.name} still holds {used.used} {used.what}")
+                    facts.left.append(f"{worker.name} still holds {used.used} {used.what}")
         self._queue.close()
         if self._fault == "leaves-things":
             leave_things(self._run_id)
-        for worker in workers:
-            assert worker.process.stdin is not None
-            worker.process.stdin.close()
-        await asyncio.wait(
-            [asyncio.ensure_future(worker.process.wait()) for worker in workers], timeout=STOP_S
-        )
-        for worker in workers:
-            if worker.process.returncode is None:
-                self.facts.left.append(f"{worker.name} did not end within {STOP_S} s")
-                worker.process.kill()
-        if self._tasks:
-            _, running = await asyncio.wait(self._tasks, timeout=STOP_S)
-            self.facts.left += [f"{task} did not end" for task in running]
-        self.facts.left += [f"segment {info.name} is left" for info in list_segments(self._run_id)]
-        self.facts.left += [
-            f"socket {path.name} is left" for path in self._folder.iterdir() if path.suffix != ".log"
-        ]
+        facts.left += await self._staff.leave()
+        facts.left += await self._tasks.end(STOP_S)
+        facts.left += [f"segment {info.name} is left" for info in list_segments(self._run_id)]
+        sockets = [path.name for path in self._folder.iterdir() if path.suffix != ".log"]
+        facts.left += [f"socket {name} is left" for name in sockets]
 
 
 def leave_things(run_id: str) -> None:

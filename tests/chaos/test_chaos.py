@@ -25,7 +25,8 @@ def test_half_a_minute_of_kills_loses_nothing_and_leaves_nothing() -> None:
     facts, wrong = run_session(seed=20261130, seconds=30)
     print(summary(facts))
     assert wrong == []
-    assert facts.kills.keys() == facts.stops.keys() == COUNTS.keys()
+    assert facts.kills.keys() == COUNTS.keys()
+    assert all(facts.stops[role] for role in COUNTS)
     assert facts.queue is not None
     assert facts.queue.expired_leases > 0
     assert facts.stale_releases > 0
