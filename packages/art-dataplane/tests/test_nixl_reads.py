@@ -3,6 +3,7 @@
 import ctypes
 import importlib.metadata
 import importlib.util
+import os
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -132,6 +133,15 @@ def world(run_id):
             return result
 
         world.read = read
+
+        def step_until(condition):
+            for _ in range(100):
+                if condition():
+                    return
+                world.reads.step()
+            raise AssertionError("not true after 100 steps")
+
+        world.step_until = step_until
         yield world
         if not world.reader.closed:
             world.reads.close()
@@ -143,8 +153,7 @@ def test_bytes_arrive_and_the_owner_is_told(world):
     source, location = world.offer(3)
     assert isinstance(location, NixlLocation)
     result = world.read(location)
-    while not result.done():
-        world.reads.step()
+    world.step_until(result.done)
     with map_location(result.result()) as mapped:
         assert bytes(mapped.view) == np.random.default_rng(3).bytes(SIZE)
     assert world.reader.running == {}
@@ -192,7 +201,15 @@ def test_memory_of_a_read_that_never_lands_is_kept_until_the_agent_has_ended(wor
     assert world.store.stats().used_bytes == used
     for handle in list(world.reader.running):
         world.reader.land(handle)  # the peer woke up: what it writes must have a place
+    close_agent, used_then = world.reader.close, []
+
+    def close_and_note():
+        used_then.append(world.store.stats().used_bytes)
+        close_agent()
+
+    monkeypatch.setattr(world.reader, "close", close_and_note)
     world.reads.close()
+    assert used_then == [used], "the agent ends before its memory is free"
     assert world.reads.quarantined_bytes == 0
     assert world.store.stats().used_bytes < used
     world.store.drop(source)
@@ -227,11 +244,24 @@ def test_a_slot_that_is_cleared_while_the_bytes_move_is_an_error(world):
 
     world.reader.read = read_and_withdraw
     world.reads.step()
-    while len(world.reads):
-        world.reads.step()
+    world.step_until(lambda: not len(world.reads))
     with pytest.raises(TransportError, match="does not offer transfer"):
         result.result(0)
     assert world.reader.messages == []
+    world.store.drop(source)
+
+
+def test_bytes_that_are_not_those_of_the_offer_are_refused(world):
+    source, location = world.offer(reads=2)
+    descriptor = os.open(f"/dev/shm/{source.name}", os.O_WRONLY)
+    os.pwrite(descriptor, b"\0\1\2", SIZE - 3)
+    os.close(descriptor)
+    result = world.read(location)
+    world.step_until(result.done)
+    with pytest.raises(TransportError, match=r"have checksum \w+, their owner offered"):
+        result.result(0)
+    assert world.reader.messages == []
+    assert not world.reads.is_spoiled
     world.store.drop(source)
 
 
@@ -241,8 +271,7 @@ def test_an_offer_keeps_its_pages_from_being_used_again(world):
     assert world.store.stats().spare_bytes == 0
     other, _ = world.offer(6)
     result = world.read(location)
-    while not result.done():
-        world.reads.step()
+    world.step_until(result.done)
     with map_location(result.result()) as mapped:
         assert bytes(mapped.view) == np.random.default_rng(5).bytes(SIZE)
     world.store.drop(other)
@@ -261,8 +290,7 @@ def test_metadata_that_say_something_else_about_known_memory_replace_the_old(wor
     )  # fmt: skip
     for one in (location, other):
         result = world.read(one)
-        while not result.done():
-            world.reads.step()
+        world.step_until(result.done)
     assert (world.reader.peers, world.reader.removed) == (["owner"], [])
     world.reader.lets = False
     slow = world.read(location)
@@ -271,8 +299,7 @@ def test_metadata_that_say_something_else_about_known_memory_replace_the_old(wor
     world.reads.step()
     assert world.reader.removed == [], "not while something is read from it"
     world.reader.lets = True
-    while not waiting.done():
-        world.reads.step()
+    world.step_until(waiting.done)
     assert slow.result(0)
     assert (world.reader.peers, world.reader.removed) == (["owner", "owner"], ["owner"])
     world.store.drop(source)

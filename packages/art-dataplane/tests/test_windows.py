@@ -150,3 +150,20 @@ def test_what_cannot_be_mapped_or_registered_leaves_nothing(ranges, store):
     store.close()
     assert len(os.listdir("/proc/self/fd")) == before
     assert np.frombuffer(ctypes.string_at(ranges.take(SIZE), SIZE), np.uint8).sum() == 0
+
+
+def test_a_user_without_the_right_to_write_takes_it_for_the_moment(ranges, store, monkeypatch):
+    source = committed(store)
+    path = f"/dev/shm/{source.name}"
+    really_open = os.open
+
+    def open_as_a_user(name, flags, *rest):
+        if str(name) == path and flags & os.O_RDWR and not os.stat(path).st_mode & 0o200:
+            raise PermissionError(13, "no", path)  # what anyone but root meets
+        return really_open(name, flags, *rest)
+
+    monkeypatch.setattr("art_dataplane.windows.os.open", open_as_a_user)
+    pool = RegisteredPool(Registrar(), ranges, 0)
+    window = pool.acquire(source.name)
+    assert os.stat(path).st_mode & 0o777 == 0o400
+    pool.release(window, keep=False)
