@@ -126,6 +126,14 @@ def test_pairs_that_fill_a_bin_exactly_are_found():
     assert len(pack_bins([5, 4, 4, 3, 2, 2], 10)) == 2
 
 
+def test_large_items_are_paired_first_where_only_that_helps():
+    """Best fit decreasing and filling bin by bin need 4 bins here, modified first fit decreasing 3."""
+    sizes = [12, 11, 10, 6, 6, 5, 4, 4]
+    assert best_fit_decreasing(sizes, 20) == 4
+    assert modified_first_fit_decreasing(sizes, 20) == 3
+    assert len(pack_bins(sizes, 20)) == 3
+
+
 def test_the_same_sizes_give_the_same_bins():
     chance = random.Random(2)
     sizes = [chance.randint(1, 300) for _ in range(500)]

@@ -48,8 +48,8 @@ def paths(plan, out):
 @st.composite
 def routed_records(draw, exchange, record):
     made = []
-    for index in range(draw(st.integers(1, 6))):
-        tokens = draw(st.lists(st.integers(0, 1), min_size=2, max_size=6))
+    for index in range(draw(st.integers(1, 9))):
+        tokens = draw(st.lists(st.integers(0, 1), min_size=2, max_size=5))
         prompt = draw(st.integers(1, len(tokens) - 1))
         size = {"min_size": len(tokens), "max_size": len(tokens)}
         experts = np.array(draw(st.lists(st.integers(0, 1), **size)), np.uint8).reshape(-1, 1, 1)
