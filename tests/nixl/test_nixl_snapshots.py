@@ -1,5 +1,6 @@
 """An adapter's snapshot crosses to another process with NIXL and is verified by its manifest's digest."""
 
+import asyncio
 import hashlib
 from base64 import b64decode
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from art_dataplane import NixlLocation, ShmError, SnapshotError, SnapshotManifest, decode, read_tensors
+from art_dataplane.host_receiver import HostReceiver, receive_snapshot
 
 DEADLINE_S = 30.0
 
@@ -37,3 +39,19 @@ async def test_a_snapshot_of_another_process_is_mapped_with_its_tensors(transpor
     other = msgspec.structs.replace(local, digest="0" * 64)
     with pytest.raises(SnapshotError, match="they were changed or belong to another snapshot"):
         read_tensors(other)
+
+
+async def test_all_of_a_host_share_one_read_of_a_snapshot(transport, segments, start_peer):
+    manifest = decode(b64decode(await start_peer("tcp").ask("offer_snapshot", version=3)), SnapshotManifest)
+    receiver = HostReceiver(segments, {"nixl": transport})
+    first, second = await asyncio.gather(
+        *(receive_snapshot(manifest, receiver, DEADLINE_S) for _ in range(2))
+    )
+    assert first == second
+    assert segments.stats().segment_count == 1
+    with read_tensors(second) as tensors:
+        assert bytes(tensors["a.lora_B.weight"].data) == content(65536, 2).tobytes()
+    assert receiver.release(first.location)
+    assert receiver.release(second.location)
+    assert segments.stats().segment_count == 0
+    await receiver.close(1.0)

@@ -44,6 +44,9 @@ from art_dataplane.windows import AddressRanges
 SPARE_BYTES = 1 << 30
 """How many bytes of segments each agent keeps mapped and registered when no transfer uses them."""
 
+CALL_LIMIT_S = 60.0
+"""Seconds that an offer or its withdrawal may take; usual are milliseconds, and half a second for the first."""
+
 _SWEEP_S = 0.25
 _NOTIFICATIONS_S = 0.02
 _SHORTEST_LOOK_S = 0.00005
@@ -130,6 +133,7 @@ class NixlTransport:
             ShmError: the segment is gone.
             TransportError: NIXL is not installed or refused, too many offers stand, or the transport is
                 closed.
+            DeadlineError: NIXL hangs (:data:`CALL_LIMIT_S`).
         """
         if not (duration_s > 0 and math.isfinite(duration_s)) or reads < 1 or source.byte_count < 1:
             raise TransportError(
@@ -146,13 +150,14 @@ class NixlTransport:
                     result.set_exception(error)
 
         self._command(open_offer)
-        return await asyncio.wrap_future(result)
+        return await _answered(result)
 
     async def withdraw(self, location: RemoteLocation) -> bool:
         """Ends an offer and takes its bytes away; see :class:`art_dataplane.Transport`.
 
         Raises:
             TransportError: the transport is closed.
+            DeadlineError: NIXL hangs (:data:`CALL_LIMIT_S`).
         """
         if not isinstance(location, NixlLocation):
             return False
@@ -275,7 +280,7 @@ class NixlTransport:
                 answer.set_exception(error)
 
         self._command(ask)
-        return await asyncio.wrap_future(answer)
+        return await _answered(answer)
 
     def _run(self) -> None:
         """The thread that owns the agents. Whatever happens, everyone who waits is told."""
@@ -377,6 +382,22 @@ class NixlTransport:
 
     def _sum(self, data: memoryview) -> "Future[np.ndarray]":
         return self._summing.submit(block_values, data)
+
+
+async def _answered[T](future: "Future[T]") -> T:
+    """What the transport's thread answers.
+
+    Raises:
+        DeadlineError: nothing within :data:`CALL_LIMIT_S`; what was asked for is undone when its turn comes.
+    """
+    wrapped = asyncio.wrap_future(future)
+    try:
+        await asyncio.wait([wrapped], timeout=CALL_LIMIT_S)
+    finally:
+        future.cancel()  # does nothing when it is done
+    if not wrapped.done():
+        raise DeadlineError(f"NIXL did not answer within {CALL_LIMIT_S} s; close the transport")
+    return wrapped.result()
 
 
 def _drop_result(result: "Future[ShmLocation]", segments: ShmSegmentStore) -> None:
