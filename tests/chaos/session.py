@@ -46,7 +46,7 @@ from art_dataplane.errors import UnsatisfiableError
 from art_dataplane.records import LostGroup
 
 DRAIN_S = 30.0
-PLANTED_DRAIN_S = 4.0
+PLANTED_IDLE_S = 5.0
 EXTRA_FACTOR = 3.0
 EXTRA_S = 10.0
 SAMPLE_S = 0.05
@@ -240,8 +240,9 @@ class Session:
 
     def _commit(self, selection: Selection, consumed: Consumed, consumer: Worker) -> bool:
         try:
-            self._queue.release(selection.lease, Outcome.CONSUMED)
+            refs = self._queue.release(selection.lease, Outcome.CONSUMED)
         except LeaseError:
+            refs = ()
             self.facts.stale_releases += 1
             if self._fault != "ignores-stale-fence":
                 return False
@@ -251,7 +252,7 @@ class Session:
             group_id = group[0].group_id
             record_ids = consumed.record_ids.get(group_id, ())
             self.facts.taken.append(Taken(group_id, selection.lease.fence, record_ids, consumer.name))
-        self._drop(selection, selection.refs)
+        self._drop(selection, refs)
         return True
 
     def _release_lost(self, selection: Selection, lost: tuple[LostGroup, ...]) -> None:
@@ -340,17 +341,21 @@ class Session:
     # The end
 
     async def _drain(self) -> None:
-        """Until every group that was put has gone, and every owner has dropped what was consumed."""
-        deadline = time.monotonic() + (DRAIN_S if not self._fault else PLANTED_DRAIN_S)
-        while time.monotonic() < deadline:
+        """Until every group that was put has gone, and every owner has dropped what was consumed.
+
+        With a planted fault, which may keep groups for ever, only while any go.
+        """
+        deadline = time.monotonic() + DRAIN_S
+        gone, idle_from = 0, time.monotonic()
+        while (now := time.monotonic()) < deadline:
             stats = self._queue.stats()
-            held = (
-                stats.waiting_groups,
-                stats.lost_waiting_groups,
-                stats.leased_groups,
-                stats.reserved_groups,
-            )
-            if not any(held) and not any(self._unwanted.values()) and self._staff.are_all_there:
+            held = stats.waiting_groups + stats.lost_waiting_groups + stats.leased_groups
+            is_empty = held + stats.reserved_groups == 0
+            if is_empty and not any(self._unwanted.values()) and self._staff.are_all_there:
+                return
+            if gone != stats.consumed_groups + stats.lost_groups:
+                gone, idle_from = stats.consumed_groups + stats.lost_groups, now
+            if self._fault and now > idle_from + PLANTED_IDLE_S:
                 return
             await asyncio.sleep(RETRY_S)
 
