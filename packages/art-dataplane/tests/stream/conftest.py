@@ -16,6 +16,16 @@ from art_dataplane.stream import StreamTransport
 HOSTS = ("127.0.0.1", "::1")
 
 
+async def closed(writers: list[asyncio.StreamWriter]) -> None:
+    """Ends connections and waits until their sockets are gone."""
+    for writer in writers:
+        writer.transport.abort()
+    await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+
+
+Dial = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
 class Relay:
     """Stands between reader and owner. ``to_reader`` and ``to_owner`` are given the offset of bytes in their
     direction and the bytes, and return what to pass on; None cuts both connections."""
@@ -32,6 +42,7 @@ class Relay:
         self.held = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
 
     async def start(self, location: StreamLocation) -> StreamLocation:
         """Returns the location with the relay's address in it."""
@@ -46,13 +57,16 @@ class Relay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await closed(self._writers)
 
     def _start(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.append(writer)
         self._tasks.add(asyncio.create_task(self._serve(reader, writer)))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection(*self._target)
+        self._writers.append(up_writer)
         pumps = [
             asyncio.create_task(self._pump(up_reader, writer, self.passed_to_reader, "to_reader")),
             asyncio.create_task(self._pump(reader, up_writer, self.passed_to_owner, "to_owner")),
@@ -68,7 +82,6 @@ class Relay:
             await asyncio.gather(*pumps, return_exceptions=True)
             for end in (writer, up_writer):
                 end.transport.abort()
-            await asyncio.gather(writer.wait_closed(), up_writer.wait_closed(), return_exceptions=True)
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passed: bytearray, way: str
@@ -100,6 +113,24 @@ async def relay() -> AsyncIterator[Relay]:
     relay = Relay()
     yield relay
     await relay.stop()
+
+
+@pytest.fixture
+async def dial() -> AsyncIterator[
+    Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+]:
+    """Connects to the owner of a location without a word."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def dial(
+        location: StreamLocation, **options: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(location.host, location.port, **options)
+        writers.append(writer)
+        return reader, writer
+
+    yield dial
+    await closed(writers)
 
 
 @pytest.fixture

@@ -94,9 +94,10 @@ async def test_eight_ranks_cost_one_read_on_the_wire(transport, commit, copies, 
     location = await relay.start(await owner.offer(commit(data), duration_s=30, reads=1))
     receiver = HostReceiver(copies, {"stream": transport()})
     early = await asyncio.gather(*(receiver.local(location, 30.0, users=8) for _ in range(5)))
-    for one in early[:3]:
+    for one in early:
         assert read(one) == data
         assert receiver.release(one)
+    assert receiver.stats().users == 0
     late = await asyncio.gather(*(receiver.local(location, 30.0, users=8) for _ in range(3)))
     assert len({*early, *late}) == 1
     await eventually(lambda: owner.stats().completed_reads == 1)
@@ -106,10 +107,7 @@ async def test_eight_ranks_cost_one_read_on_the_wire(transport, commit, copies, 
     assert receiver.stats().held_bytes == len(data)
     for one in late:
         assert copies.stats().segment_count == 1
-        assert receiver.release(one)
-    assert copies.stats().segment_count == 1  # two have not given theirs back
-    assert receiver.release(location)
-    assert receiver.release(location)
+        assert receiver.release(location if one is late[0] else one)
     assert copies.stats().segment_count == 0
     assert not receiver.release(location)
 
@@ -160,7 +158,8 @@ async def test_a_read_that_nobody_waits_for_any_more_is_ended(receiver, scripted
     waiters = await ask(receiver, 3)
     for waiter in waiters:
         waiter.cancel()
-    assert await asyncio.gather(*waiters, return_exceptions=True)
+    for told in await asyncio.gather(*waiters, return_exceptions=True):
+        assert isinstance(told, asyncio.CancelledError)
     assert (scripted.begun, scripted.ended) == (1, 1)
     assert receiver.stats().reading == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
