@@ -369,7 +369,7 @@ class Session:
                     facts.left.append(f"{worker.name} still holds {used.used} {used.what}")
         self._queue.close()
         if self._fault == "leaves-things":
-            leave_things(self._run_id)
+            leave_things(self._run_id, self._folder)
         facts.left += await self._staff.leave()
         facts.left += await self._tasks.end(STOP_S)
         facts.left += [f"segment {info.name} is left" for info in list_segments(self._run_id)]
@@ -377,8 +377,9 @@ class Session:
         facts.left += [f"socket {name} is left" for name in sockets]
 
 
-def leave_things(run_id: str) -> None:
-    """The planted fault of a session that does not clean up: a segment, a process that listens, a file."""
+def leave_things(run_id: str, folder: Path) -> None:
+    """The planted fault of a session that does not clean up."""
+    (folder / "packer-of-yore").touch()
     ShmSegmentStore(run_id, 4096).reserve(4096).commit()
     listener = socket.create_server(("127.0.0.1", 0))
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
