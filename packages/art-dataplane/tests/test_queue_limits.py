@@ -239,3 +239,15 @@ async def test_a_failed_rollout_with_a_reward_is_not_queued():
     (ref,) = group("a", 1)
     with pytest.raises(QueueError, match=r"failed and has a reward of 1\.0"):
         await queue.put([msgspec.structs.replace(ref, ok=False)], 1.0)
+
+
+async def test_lost_groups_come_before_stale_ones_and_do_not_count_as_stale():
+    queue = TrajectoryQueue(QueueLimits(5, 100, 1000))
+    await queue.put(group("old"), 1.0)
+    await queue.put(group("gone", owner="w1"), 1.0)
+    queue.drop_owner("w1", "killed")
+    fresh = SelectionRule(oldest_version=1)
+    lost = await queue.select(1, fresh, 1.0)
+    assert (lost.group_ids, lost.stale, queue.stats().stale_groups) == (("gone",), False, 0)
+    stale = await queue.select(1, fresh, 1.0)
+    assert (stale.group_ids, stale.stale, stale.lost, queue.stats().stale_groups) == (("old",), True, (), 1)

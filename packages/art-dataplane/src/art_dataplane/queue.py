@@ -372,6 +372,10 @@ class TrajectoryQueue:
         Groups that are waiting to be put fail with :class:`OwnerDiedError`. What is put afterwards under the
         same name is of another process, and good.
 
+        Args:
+            owner: its name, as references carry it.
+            reason: what is known of its end; goes into every :class:`LostGroup`.
+
         Returns:
             The groups that are held here and concerned, also leased ones.
         """

@@ -127,7 +127,7 @@ class RolloutError(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: BaseException) -> "RolloutError":
-        """What is kept of an exception that ended a rollout, with its traceback."""
+        """What is kept of ``error``, which ended a rollout, with its traceback."""
         return cls(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
 
     def __str__(self) -> str:

@@ -206,7 +206,7 @@ class TrajectoryStore:
 
         Args:
             group_id: of the records to come.
-            record_count: how many, at most.
+            record_count: how many records, at most.
             byte_count: bytes of their MessagePack together, at most.
             deadline_s: seconds to wait for room.
             holder: who reserves, as messages name it.
