@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_dataplane import AdvantageRule, LossWeightRule, PackingError
+from art_dataplane import AdvantageRule, LossWeightRule, PackingError, logical_token_count
 from art_dataplane.batch import view_tensors
 from art_dataplane.packing_plan import plan_packing
 
@@ -162,7 +162,10 @@ def assert_same(packed, alone):
 def test_losses_are_those_of_each_trajectory_alone(exchange, record, data, capacity):
     groups = data.draw(batches(exchange, record))
     plan = plan_packing(groups, packed_sequence_length=capacity, policy_version=9, advantage=KEEP)
-    assert_same(packed_entries(plan), entries_alone(groups))
+    alone = entries_alone(groups)
+    assert_same(packed_entries(plan), alone)
+    packed = [each for group in groups for each in group if each.record_id in alone]
+    assert plan.counts.logical_tokens == sum(logical_token_count(each.exchanges) for each in packed)
 
 
 @given(st.data(), st.integers(22, 50), st.randoms(use_true_random=False))
