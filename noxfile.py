@@ -1,5 +1,5 @@
-"""The checks of this repository, one session each; ``uv run nox`` runs all but ``gpu``, ``soak`` and
-``accuracy``.
+"""The checks of this repository, one session each; ``uv run nox`` runs all but ``gpu``, ``soak``, ``chaos``
+and ``accuracy``.
 
 Every package is tested in an environment of its own that holds what the package declares and its ``test``
 group, so a dependency that is used but not declared fails here. A skipped test fails its session.
@@ -192,3 +192,10 @@ def gpu(session: nox.Session) -> None:
     if not os.path.exists("/dev/nvidiactl"):
         session.error("no NVIDIA device on this machine: there is nothing to run the tests on")
     pytest(session, "tests_gpu")
+
+
+@nox.session(default=False)
+def chaos(session: nox.Session) -> None:
+    """Five minutes of killed owners, packers, receivers and consumers; nothing may be lost or left."""
+    sync(session, "--group", "integration")
+    session.run("python", "-m", "chaos", *session.posargs, env={"PYTHONPATH": "tests"})

@@ -1,14 +1,34 @@
 """Records, leases, prefix-forest packing and shared-memory transport for RL on language models."""
 
-from art_dataplane.advantages import AdvantageRule, group_advantages
+from art_dataplane.advantages import (
+    AdvantageRule,
+    GroupAdvantages,
+    OverlongPenalty,
+    batch_advantages,
+    group_advantages,
+)
 from art_dataplane.arrays import decode, decode_json, encode, encode_json
 from art_dataplane.batch import (
     BatchMapper,
     BatchSource,
+    Objective,
     PackedBatch,
     PackedBatchRef,
     PackingCounts,
+    PackingTiming,
     ShmBatchMapper,
+)
+from art_dataplane.bins import lower_bound, pack_bins
+from art_dataplane.context_plan import (
+    ContextCost,
+    ContextPlan,
+    ContextRule,
+    KeyRange,
+    RankContext,
+    TokenRange,
+    plan_context,
+    plan_rows,
+    token_work,
 )
 from art_dataplane.errors import (
     BatchClosedError,
@@ -16,17 +36,27 @@ from art_dataplane.errors import (
     DataPlaneError,
     DeadlineError,
     LeaseError,
+    LookaheadError,
+    OwnerDiedError,
     PackingError,
+    QueueClosedError,
     QueueError,
     RecordError,
+    RecordsLostError,
+    RecordsMissingError,
     ShmError,
     ShmFullError,
     SnapshotError,
+    StaleResizeError,
+    StoreClosedError,
     StoreError,
     StoreFullError,
     TransportError,
+    UnsatisfiableError,
 )
-from art_dataplane.fetching import fetch_groups
+from art_dataplane.fetching import FetchedGroups, fetch_available, fetch_groups
+from art_dataplane.host_receiver import HostReceiver, HostReceiverStats, receive_batch, receive_snapshot
+from art_dataplane.kl import KlRule
 from art_dataplane.leases import FenceGate, Lease, LeaseTable, Outcome
 from art_dataplane.locations import (
     InlineLocation,
@@ -36,17 +66,15 @@ from art_dataplane.locations import (
     StreamLocation,
     TensorSpec,
 )
-from art_dataplane.packing import (
-    PackingRequest,
-    PackingResult,
-    PackingTiming,
-    pack,
-    pack_selection,
-)
-from art_dataplane.packing_plan import LossWeightRule, PackingPlan, plan_packing
+from art_dataplane.lookahead import Lookahead, LookaheadRule, LookaheadStats, give_back
+from art_dataplane.loss_weights import LossWeightRule, record_weights
+from art_dataplane.nixl import NixlStats, NixlTransport
+from art_dataplane.packing import PackingRequest, PackingResult, pack, pack_selection
+from art_dataplane.packing_plan import MergeRoutes, PackingPlan, plan_packing
 from art_dataplane.processes import ProcessIdentity
 from art_dataplane.queue import QueueLimits, QueueStats, Selection, SelectionRule, TrajectoryQueue
 from art_dataplane.records import (
+    LostGroup,
     RolloutError,
     RolloutTiming,
     RouteBlock,
@@ -58,7 +86,10 @@ from art_dataplane.records import (
     logical_token_count,
     trajectory_ref,
 )
-from art_dataplane.segments import MappedBytes, SegmentInfo, list_segments, map_location, sweep
+from art_dataplane.routes import check_routes, decode_routes, encode_routes, route_dtype
+from art_dataplane.segments import MappedBytes, MappingCache, SegmentInfo, list_segments, map_location, sweep
+from art_dataplane.sft import Turn, conversation_record, example_record
+from art_dataplane.shared_arrays import ArraysRef, MappedArrays, read_arrays, write_arrays
 from art_dataplane.shm import Reservation, ShmSegmentStore, ShmStats
 from art_dataplane.snapshot import (
     MappedSnapshot,
@@ -72,28 +103,52 @@ from art_dataplane.snapshot import (
     write_manifest,
 )
 from art_dataplane.store import RecordOwner, StoreStats, TrajectoryStore, read_records
-from art_dataplane.transport import RemoteLocation, Transport
+from art_dataplane.stream import StreamStats, StreamTransport
+from art_dataplane.transport import RemoteLocation, Transport, TransportChoice, choose_transport
 
 __all__ = [
     "AdvantageRule",
+    "ArraysRef",
     "BatchClosedError",
     "BatchError",
     "BatchMapper",
     "BatchSource",
+    "ContextCost",
+    "ContextPlan",
+    "ContextRule",
     "DataPlaneError",
     "DeadlineError",
     "FenceGate",
+    "FetchedGroups",
+    "GroupAdvantages",
+    "HostReceiver",
+    "HostReceiverStats",
     "InlineLocation",
+    "KeyRange",
+    "KlRule",
     "Lease",
     "LeaseError",
     "LeaseTable",
     "Location",
+    "Lookahead",
+    "LookaheadError",
+    "LookaheadRule",
+    "LookaheadStats",
     "LossWeightRule",
+    "LostGroup",
+    "MappedArrays",
     "MappedBytes",
     "MappedSnapshot",
+    "MappingCache",
+    "MergeRoutes",
     "NamedTensor",
     "NixlLocation",
+    "NixlStats",
+    "NixlTransport",
+    "Objective",
     "Outcome",
+    "OverlongPenalty",
+    "OwnerDiedError",
     "PackedBatch",
     "PackedBatchRef",
     "PackingCounts",
@@ -103,12 +158,16 @@ __all__ = [
     "PackingResult",
     "PackingTiming",
     "ProcessIdentity",
+    "QueueClosedError",
     "QueueError",
     "QueueLimits",
     "QueueStats",
+    "RankContext",
     "Receipt",
     "RecordError",
     "RecordOwner",
+    "RecordsLostError",
+    "RecordsMissingError",
     "RemoteLocation",
     "Reservation",
     "RolloutError",
@@ -128,35 +187,63 @@ __all__ = [
     "SnapshotManifest",
     "SnapshotSink",
     "SnapshotTensor",
+    "StaleResizeError",
+    "StoreClosedError",
     "StoreError",
     "StoreFullError",
     "StoreStats",
     "StreamLocation",
+    "StreamStats",
+    "StreamTransport",
     "TensorSpec",
+    "TokenRange",
     "TokenRecord",
     "TrajectoryQueue",
     "TrajectoryRecord",
     "TrajectoryRef",
     "TrajectoryStore",
     "Transport",
+    "TransportChoice",
     "TransportError",
+    "Turn",
+    "UnsatisfiableError",
     "VersionSpan",
+    "batch_advantages",
     "branches",
+    "check_routes",
+    "choose_transport",
+    "conversation_record",
     "decode",
     "decode_json",
+    "decode_routes",
     "encode",
     "encode_json",
+    "encode_routes",
+    "example_record",
+    "fetch_available",
     "fetch_groups",
+    "give_back",
     "group_advantages",
     "list_segments",
     "logical_token_count",
+    "lower_bound",
     "map_location",
     "pack",
+    "pack_bins",
     "pack_selection",
+    "plan_context",
     "plan_packing",
+    "plan_rows",
+    "read_arrays",
     "read_records",
     "read_tensors",
+    "receive_batch",
+    "receive_snapshot",
+    "record_weights",
+    "route_dtype",
     "sweep",
+    "token_work",
     "trajectory_ref",
+    "write_arrays",
     "write_manifest",
 ]

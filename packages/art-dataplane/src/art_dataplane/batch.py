@@ -84,10 +84,11 @@ class PackingTiming(msgspec.Struct, frozen=True):
     """How long each stage took, in seconds by one monotonic clock.
 
     Args:
-        fetch_s: fetching the records from their owners.
-        plan_s: scoring the records and planning what goes where.
-        write_s: writing the batch into its segment.
-        context_s: planning the token ranges of context-parallel ranks; 0 when that was not asked for.
+        fetch_s: fetching the records from their owners, in seconds.
+        plan_s: scoring the records and planning what goes where, in seconds.
+        write_s: writing the batch into its segment, in seconds.
+        context_s: planning the token ranges of context-parallel ranks, in seconds; 0 when that was not asked
+            for.
     """
 
     fetch_s: float
@@ -97,7 +98,7 @@ class PackingTiming(msgspec.Struct, frozen=True):
 
     @property
     def total_s(self) -> float:
-        """All stages together."""
+        """All stages together, in seconds."""
         return self.fetch_s + self.plan_s + self.write_s + self.context_s
 
 
@@ -387,8 +388,8 @@ class ShmBatchMapper:
     """Maps batches that are inline or in shared memory of this host; implements :class:`BatchMapper`.
 
     Args:
-        keep_bytes: bound on the address space of mappings that are kept for segments that are used again, see
-            :class:`art_dataplane.MappingCache`.
+        keep_bytes: bound, in bytes, on the address space of mappings that are kept for segments that are used
+            again, see :class:`art_dataplane.MappingCache`.
     """
 
     def __init__(self, keep_bytes: int = KEEP_BYTES) -> None:

@@ -85,6 +85,9 @@ class ContextCost(msgspec.Struct, frozen=True):
             layers: all layers, those with a window included.
             windowed_layers: layers with a sliding window.
             window: tokens that it spans.
+
+        Raises:
+            ValueError: more layers with a window than there are, or a cost that :class:`ContextCost` refuses.
         """
         if not 0 <= windowed_layers <= layers:
             raise ValueError(f"{windowed_layers} of {layers} layers cannot have a window")
@@ -170,7 +173,7 @@ class RankContext(msgspec.Struct, frozen=True):
 
 
 class ContextPlan(msgspec.Struct, frozen=True):
-    """How one row is split. Made by :func:`plan_context`.
+    """How one row is split, as :func:`plan_context` says.
 
     Args:
         token_count: tokens of the row.
@@ -248,6 +251,12 @@ def plan_rows(
     position_ids: np.ndarray, subtree_end: np.ndarray, row_offsets: np.ndarray, rule: ContextRule
 ) -> tuple[ContextPlan, ...]:
     """Splits every row of a batch; the arrays are those of :class:`art_dataplane.PackedBatch`.
+
+    Args:
+        position_ids: int32 ``[T]``: depth of each token in its tree.
+        subtree_end: int32 ``[T]``: the end of each token's subtree, within its row.
+        row_offsets: int32 ``[R + 1]``: where each row's tokens begin, and the number of tokens.
+        rule: how to split.
 
     Raises:
         PackingError: as :func:`plan_context`.

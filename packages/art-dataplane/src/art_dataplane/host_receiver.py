@@ -33,7 +33,7 @@ class HostReceiverStats(msgspec.Struct, frozen=True):
 
     Args:
         copies: that are held.
-        held_bytes: of them.
+        held_bytes: of them, in bytes.
         users: shares of these copies that were not released.
         reading: reads under way.
         completed_reads: reads that ended with a copy.
@@ -162,6 +162,9 @@ class HostReceiver:
 
     def drop(self, location: Location) -> bool:
         """Drops a copy whoever has shares of it or was expected to; who has it mapped keeps the bytes.
+
+        Args:
+            location: that was asked for.
 
         Returns:
             False when there is no copy.
@@ -307,7 +310,7 @@ async def receive_batch(
     Args:
         ref: of a batch of any host.
         receiver: of this host.
-        deadline_s: as for :meth:`HostReceiver.local`.
+        deadline_s: seconds, as for :meth:`HostReceiver.local`.
         holder: as for :meth:`HostReceiver.local`.
         users: as for :meth:`HostReceiver.local`.
 
@@ -331,7 +334,7 @@ async def receive_snapshot(
     Args:
         manifest: of a snapshot of any host.
         receiver: of this host.
-        deadline_s: as for :meth:`HostReceiver.local`.
+        deadline_s: seconds, as for :meth:`HostReceiver.local`.
         holder: as for :meth:`HostReceiver.local`.
         users: as for :meth:`HostReceiver.local`.
 

@@ -15,12 +15,6 @@ class Reservation:
     """A segment that is being written. Made by :meth:`art_dataplane.ShmSegmentStore.reserve`.
 
     Commit it or abort it; a ``with`` statement aborts what is still open.
-
-    Args:
-        name: of the segment.
-        array: uint8 ``[n]``: the bytes to write; the caller keeps no reference.
-        commit: called with name and byte count when nobody can write the bytes any more.
-        give_up: called with the name, and whether nobody can write the bytes any more.
     """
 
     def __init__(
@@ -30,6 +24,8 @@ class Reservation:
         commit: Callable[[str, int], ShmLocation],
         give_up: Callable[[str, bool], None],
     ) -> None:
+        # The caller keeps no reference to `array`. `commit` is called with name and byte count, `give_up`
+        # with the name and whether nobody can write the bytes any more.
         self._name = name
         self._commit = commit
         self._give_up = give_up

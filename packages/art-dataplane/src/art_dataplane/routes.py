@@ -44,7 +44,7 @@ def check_routes(experts: np.ndarray, name: str, *, expert_count: int) -> None:
     everywhere, since the experts of one token in one layer differ; otherwise a block of zeros only.
 
     Args:
-        experts: ``[tokens, layers, topk]``.
+        experts: uint8 or uint16 ``[tokens, layers, topk]``.
         name: of the record, for the message.
         expert_count: how many experts a layer of the model has.
 
@@ -253,7 +253,10 @@ def encode_routes(experts: np.ndarray) -> tuple[bytes, memoryview]:
 
 
 def decode_routes(data: bytes | memoryview) -> np.ndarray:
-    """The routes in what :func:`encode_routes` gave, joined: a view ``[tokens, layers, topk]`` of ``data``.
+    """The routes in what :func:`encode_routes` gave, joined.
+
+    Returns:
+        uint8 or uint16 ``[tokens, layers, topk]``: a view of ``data``.
 
     Raises:
         RecordError: these are no routes, or there are too few or too many bytes.

@@ -46,12 +46,10 @@ class MappedBytes:
     After ``close()`` the view here is revoked. Memory that others still see through views taken before stays
     mapped, and its segment is not used again, until the last of these is gone: nobody ever reads unmapped
     memory or the bytes of something else.
-
-    Args:
-        array: uint8 ``[n]``: the bytes; the caller keeps no reference.
     """
 
     def __init__(self, array: np.ndarray) -> None:
+        """Takes the bytes over, uint8 ``[n]``; the caller keeps no reference."""
         self._view: memoryview | None = memoryview(array).toreadonly()
         self._bytes = weakref.ref(array)
 
@@ -123,7 +121,8 @@ class MappingCache:
     Thread-safe.
 
     Args:
-        keep_bytes: bound on the address space of all mappings kept; the least recently used go first.
+        keep_bytes: bound, in bytes, on the address space of all mappings kept; the least recently used go
+            first.
     """
 
     def __init__(self, keep_bytes: int) -> None:
@@ -133,7 +132,7 @@ class MappingCache:
 
     @property
     def kept_bytes(self) -> int:
-        """Address space of the mappings that are kept."""
+        """Address space of the mappings that are kept, in bytes."""
         return sum(len(mapping) for mapping in [*self._kept.values()])
 
     def map(self, location: Location) -> MappedBytes:

@@ -66,8 +66,8 @@ def write_arrays(arrays: Mapping[str, np.ndarray], store: ShmSegmentStore) -> Ar
     """Copies arrays into one new segment of ``store``, each at a multiple of 64 bytes.
 
     Args:
-        arrays: by name; dtypes as in :class:`art_dataplane.TensorSpec`. A dtype that NumPy lacks travels as
-            the unsigned integer of its size.
+        arrays: by name, of any shape ``[...]``; dtypes as in :class:`art_dataplane.TensorSpec`. A dtype that
+            NumPy lacks travels as the unsigned integer of its size.
         store: owns the segment; drop ``location`` there when the readers are done.
 
     Raises:

@@ -59,7 +59,7 @@ class ShmStats(msgspec.Struct, frozen=True):
         spare_bytes: bytes of finished segments that are kept to be used again.
         leased_count: segments that are leased.
         capacity_bytes: bound on used and spare bytes together.
-        recycled_count: how often a finished segment was used again.
+        recycled_count: finished segments that were recycled for a reservation.
         still_mapped_count: how often one could not be, since somebody had it mapped when it was dropped.
     """
 

@@ -270,7 +270,7 @@ def checkpoint_bytes(model: ModelDescription, dtype_bytes: int, *, mtp: bool = F
 
     Args:
         model: The model.
-        dtype_bytes: Of a number that is not quantized.
+        dtype_bytes: Of a number that is not quantized, in bytes.
         mtp: With the layers of multi-token prediction (without what they share with the model).
     """
     quantization = model.quantization

@@ -27,9 +27,9 @@ class WeightFormat(msgspec.Struct, frozen=True, kw_only=True):
         bits: Of a weight.
         rows: Outputs of a group; 0: all.
         columns: Inputs of a group; 0: all.
-        scale_bytes: Of the scale of a group.
+        scale_bytes: Of the scale of a group, in bytes.
         zero_bits: Of the zero point of a group; 0: there is none.
-        input_bytes: Of an index for each input (``g_idx`` of GPTQ).
+        input_bytes: Of an index for each input, in bytes (``g_idx`` of GPTQ).
     """
 
     name: str
@@ -87,7 +87,11 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted({fmt.name for fmt in formats}))
 
     def of_layer(self, index: int) -> Formats:
-        """The quantized matrices of a layer."""
+        """The quantized matrices of a layer.
+
+        Args:
+            index: Of the layer; those of multi-token prediction come after the decoder's.
+        """
         return self.layers[index] if index < len(self.layers) else ()
 
 

@@ -1,7 +1,7 @@
 """What ``quantization_config`` of a ``config.json`` says: which weights are quantized, and how.
 
 Sources of the fields: the quantization configurations of transformers 5.19 and of vLLM, and
-compressed-tensors' ``QuantizationArgs``. What cannot be read is said to be unknown, never guessed.
+the quantization arguments of compressed-tensors. What cannot be read is said to be unknown, never guessed.
 """
 
 import re
