@@ -69,7 +69,6 @@ def read(
         keys = _handshake(connection, stream, transfer_id, mac)
         with segments.reserve(stream.byte_count) as reservation:
             _fill(reservation, connection, ChunkSealer(mac, keys.chunk_key, keys.seal_key, pool), stream)
-            connection.check()
             received = reservation.commit()
         # The bytes are verified, receipt or not; without one the read does not count, and may be repeated.
         with contextlib.suppress(DataPlaneError):

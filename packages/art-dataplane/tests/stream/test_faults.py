@@ -5,12 +5,13 @@ import hashlib
 import hmac
 import os
 import socket
+import threading
 import time
 
 import msgspec
 import pytest
 
-from art_dataplane import DeadlineError, StreamLocation, TransportError, stream_mac
+from art_dataplane import DeadlineError, StreamLocation, TransportError, stream_mac, stream_server
 from art_dataplane.stream_mac import CHUNK_BYTES, MAC_NAMES, choose_mac
 
 MAGIC = b"ARTSTRM1"
@@ -411,7 +412,18 @@ async def test_a_reader_that_takes_nothing_is_let_go_with_the_offer(
     assert not is_mapped()
 
 
-async def test_withdrawing_waits_for_the_reads_that_it_ends(transport, commit, dial, eventually, is_mapped):
+async def test_withdrawing_waits_for_the_reads_that_it_ends(
+    transport, commit, dial, eventually, is_mapped, monkeypatch
+):
+    send, go_on = stream_server._send, threading.Event()
+
+    def send_and_linger(*arguments):
+        try:
+            send(*arguments)
+        finally:
+            assert go_on.wait(30)
+
+    monkeypatch.setattr(stream_server, "_send", send_and_linger)
     owner = transport()
     location = await owner.offer(commit(bytes(30 << 20)), duration_s=60.0)
     reader, writer = await dial(location, limit=1024)
@@ -419,8 +431,13 @@ async def test_withdrawing_waits_for_the_reads_that_it_ends(transport, commit, d
     writer.write(MAGIC + bytes.fromhex(location.transfer_id) + nonce)
     writer.write(keys(location, nonce, await reader.readexactly(NONCE))["reader_proof"])
     await eventually(lambda: owner.stats().sending == 1)
+    withdrawing = asyncio.create_task(owner.withdraw(location))
+    await eventually(lambda: owner.stats().offers == 0)
+    done, _ = await asyncio.wait([withdrawing], timeout=0.2)
+    assert not done
     assert is_mapped()
-    assert await owner.withdraw(location)
+    go_on.set()
+    assert await withdrawing
     assert owner.stats().sending == 0
     assert not is_mapped()
 
@@ -505,19 +522,26 @@ async def test_a_closed_reader_tells_its_reads(transport, commit, copies, relay)
 async def test_a_crowd_without_a_secret_takes_bounded_room_and_nobody_elses(
     transport, commit, copies, take, eventually, dial
 ):
-    owner = transport(handshake_s=1.0, pending_limit=4)
+    owner = transport(handshake_s=60.0, pending_limit=4)
     location = await owner.offer(commit(b"o" * SIZE), duration_s=30)
     crowd = [await dial(location) for _ in range(40)]
-    await eventually(lambda: owner.stats().refused >= 36)
-    assert owner.stats().pending <= 4
-    assert len(take(await transport().receive(location, copies, 30.0))) == SIZE
-    started = time.monotonic()
-    for reader, writer in crowd:
+    await eventually(lambda: owner.stats().refused == 36)
+    assert owner.stats().pending == 4
+    await eventually(lambda: len(owner._threads) == 5)  # one that listens, and theirs
+    for reader, _ in crowd[:36]:
         assert await asyncio.wait_for(reader.read(), 10) == b""  # let go, and told nothing
-        writer.close()
-    assert time.monotonic() - started < 8
-    await eventually(lambda: owner.stats().pending == 0 and owner.stats().refused == 40)
-    await eventually(lambda: len(owner._threads) == 1)  # the one that listens
+    assert len(take(await transport().receive(location, copies, 30.0))) == SIZE
+
+
+async def test_a_peer_that_says_nothing_is_let_go(transport, commit, eventually, dial):
+    owner = transport(handshake_s=0.3)
+    location = await owner.offer(commit(b"s"), duration_s=30)
+    reader, _ = await dial(location)
+    started = time.monotonic()
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    assert time.monotonic() - started > 0.2
+    await eventually(lambda: (owner.stats().pending, owner.stats().refused) == (0, 1))
+    await eventually(lambda: len(owner._threads) == 1)
 
 
 async def test_a_peer_that_drips_its_hello_is_let_go(transport, commit, eventually, dial):
