@@ -32,23 +32,15 @@ Seconds = dict[str, list[float]]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures both in turn; returns an exit status."""
     options = _parser().parse_args(arguments)
-    found: dict[str, dict[int, Seconds]] = {}
-    for way in options.ways:
-        found[way] = _measure(_WAYS[way], options.mebibytes, options.repeats)
     print(f"Python {platform.python_version()}, {os.cpu_count()} processors; medians of {options.repeats}")
     print(
         "NIXL alone registers, describes, reads and polls; NixlTransport.receive also allocates the segment,"
     )
     print("looks twice whether the offer stands, sums the bytes and tells the owner.")
-    for way, sizes in found.items():
-        print(f"\n{way:<5}{'MiB':>6}{'NIXL':>12}{'ours':>12}{'NIXL':>13}{'ours':>13}{'share':>8}")
-        for mebibytes, seconds in sizes.items():
-            raw, ours = median(seconds["raw"]), median(seconds["ours"])
-            share = median(r / o for r, o in zip(seconds["raw"], seconds["ours"], strict=True))
-            print(
-                f"{'':<5}{mebibytes:>6}{raw * 1e3:>9.2f} ms{ours * 1e3:>9.2f} ms"
-                f"{mebibytes / 1024 / raw:>7.2f} GiB/s{mebibytes / 1024 / ours:>7.2f} GiB/s{share:>8.0%}"
-            )
+    found: dict[str, dict[int, Seconds]] = {}
+    for way in options.ways:
+        print(f"\n{way:<5}{'MiB':>6}{'NIXL':>12}{'ours':>12}{'NIXL':>13}{'ours':>13}{'share':>8}", flush=True)
+        found[way] = _measure(_WAYS[way], options.mebibytes, options.repeats)
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
@@ -111,6 +103,7 @@ async def _read(
                         seconds["ours"].append(ours)
                     segments.drop(received, reusable=True)
                 found[size // _MIB] = seconds
+                _print_row(size // _MIB, seconds)
         return found
     finally:
         await transport.close(5.0)
@@ -122,6 +115,16 @@ def _told(owner: "subprocess.Popen[str]") -> Any:
         if line.startswith("{"):  # UCX writes its warnings there, too
             return json.loads(line)
     raise SystemExit(f"the owner ended with status {owner.wait()}")
+
+
+def _print_row(mebibytes: int, seconds: Seconds) -> None:
+    raw, ours = median(seconds["raw"]), median(seconds["ours"])
+    share = median(r / o for r, o in zip(seconds["raw"], seconds["ours"], strict=True))
+    print(
+        f"{'':<5}{mebibytes:>6}{raw * 1e3:>9.2f} ms{ours * 1e3:>9.2f} ms"
+        f"{mebibytes / 1024 / raw:>7.2f} GiB/s{mebibytes / 1024 / ours:>7.2f} GiB/s{share:>8.0%}",
+        flush=True,
+    )
 
 
 def _check(size: int, memory: RawMemory, received: Any) -> None:

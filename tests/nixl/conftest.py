@@ -118,7 +118,7 @@ async def transport() -> AsyncIterator[NixlTransport]:
 def until() -> Callable[..., Awaitable[None]]:
     """Waits until a condition holds, which may be a coroutine function."""
 
-    async def wait(condition: Callable[[], bool | Awaitable[bool]], within_s: float = 10.0) -> None:
+    async def wait(condition: Callable[[], bool | Awaitable[bool]], within_s: float = 30.0) -> None:
         async def holds() -> bool:
             found = condition()
             return found if isinstance(found, bool) else await found

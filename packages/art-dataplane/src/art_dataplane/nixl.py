@@ -45,7 +45,7 @@ SPARE_BYTES = 1 << 30
 """How many bytes of segments each agent keeps mapped and registered when no transfer uses them."""
 
 CALL_LIMIT_S = 60.0
-"""Seconds that an offer or its withdrawal may take; usual are milliseconds, and half a second for the first."""
+"""Seconds that an offer or a withdrawal may take; usual are milliseconds, half a second for the first."""
 
 _SWEEP_S = 0.25
 _NOTIFICATIONS_S = 0.02

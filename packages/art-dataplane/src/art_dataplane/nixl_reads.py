@@ -122,7 +122,7 @@ class NixlReads:
         self._waiting: deque[Read] = deque()
         self._running: list[Read] = []
         self._quarantined: list[Read] = []
-        self._half_known = False
+        self._unusable = False
         self._peers: dict[str, dict[tuple[int, int], bytes]] = {}
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class NixlReads:
     @property
     def is_spoiled(self) -> bool:
         """Whether the agent must end: before some memory is free, or some peer can be read."""
-        return bool(self._quarantined) or self._half_known
+        return bool(self._quarantined) or self._unusable
 
     @property
     def is_idle(self) -> bool:
@@ -236,10 +236,8 @@ class NixlReads:
         if known is None or _region(read) not in known:
             try:
                 name = self._agent.add_peer(read.location.metadata)
-            except TransportError:
-                self._half_known = (
-                    True  # NIXL keeps what it took in before it failed, and refuses the rest later
-                )
+            except TransportError:  # NIXL keeps what it took in until then, and refuses the rest from now on
+                self._unusable = True
                 raise
             self._peers.setdefault(name, {})[_region(read)] = _digest(read)
             if name != peer:
@@ -327,7 +325,6 @@ class NixlReads:
                 f"the {byte_count} bytes of transfer {read.location.transfer_id} have checksum "
                 f"{found.hex()}, their owner offered {read.descriptor.checksum.hex()}"
             )
-        self._agent.notify(read.location.agent, READ_MESSAGE + read.location.transfer_id.encode())
         self._running.remove(read)
         self._let_go(read, keep=True)
         if not claim(read.result):
@@ -337,6 +334,11 @@ class NixlReads:
             read.result.set_result(read.reservation.commit())
         except ShmError as error:
             read.result.set_exception(error)
+            return
+        try:
+            self._agent.notify(read.location.agent, READ_MESSAGE + read.location.transfer_id.encode())
+        except TransportError:  # its offer ends with its time instead
+            self._unusable = True
 
     def _finish(self, read: Read) -> None:
         """Ends a read of which nothing is on its way."""
