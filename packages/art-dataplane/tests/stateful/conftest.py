@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-EXAMPLES = int(os.environ.get("ART_STATEFUL_EXAMPLES", "600"))
+EXAMPLES = int(os.environ.get("ART_STATEFUL_EXAMPLES", "400"))
 """Interleavings of a queue; set more for a long search."""
 
 STEPS = 40
@@ -97,7 +97,7 @@ class Tools:
             run_state_machine_as_test(
                 machine,
                 settings=settings(
-                    max_examples=3 * EXAMPLES,
+                    max_examples=2000,
                     stateful_step_count=STEPS,
                     deadline=None,
                     derandomize=True,
