@@ -1,5 +1,6 @@
 """What importing costs, and what the package promises to export."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -24,7 +25,8 @@ def test_the_public_list_is_complete_sorted_and_documented():
     assert sorted(art_dataplane.__all__) == list(art_dataplane.__all__)
     for name in art_dataplane.__all__:
         member = getattr(art_dataplane, name)
-        assert name in ("Location",) or member.__doc__, name
+        # What an alias stands for has no docstring of its own; the reference is checked for its.
+        assert member.__doc__ or not (inspect.isclass(member) or inspect.isfunction(member)), name
 
 
 def test_the_example_of_the_readme_prints_what_it_says():

@@ -26,7 +26,7 @@ def pack_bins(sizes: Sequence[int] | np.ndarray, capacity: int) -> list[list[int
     """Puts all items into bins, and returns the indices of the items of each.
 
     Args:
-        sizes: from 0 to ``capacity``.
+        sizes: integers ``[N]``, each from 0 to ``capacity``.
         capacity: of every bin.
 
     Raises:
@@ -67,7 +67,7 @@ def lower_bound(sizes: Sequence[int] | np.ndarray, capacity: int) -> int:
     half leave; the largest bound over all ``a`` counts.
 
     Args:
-        sizes: from 0 to ``capacity``.
+        sizes: integers ``[N]``, each from 0 to ``capacity``.
         capacity: of every bin.
     """
     ascending = np.sort(np.asarray(sizes, np.int64))

@@ -59,7 +59,7 @@ class NixlStats(msgspec.Struct, frozen=True):
     Args:
         offers: how many stand.
         reads: how many wait or run.
-        quarantined_bytes: of segments that may still be written although nobody waits for them; they count in
+        quarantined_bytes: bytes of segments that may still be written although nobody waits for them; they count in
             their store until the transfer is proved over.
         registered_bytes: bytes of segments that are registered with NIXL.
     """
@@ -129,6 +129,11 @@ class NixlTransport:
 
         A read counts when its reader has all bytes and says so.
 
+        Args:
+            source: a segment of this host.
+            duration_s: seconds that it may be read from now on.
+            reads: how many hosts may read it, each once.
+
         Raises:
             ShmError: the segment is gone.
             TransportError: NIXL is not installed or refused, too many offers stand, or the transport is
@@ -155,6 +160,12 @@ class NixlTransport:
     async def withdraw(self, location: RemoteLocation) -> bool:
         """Ends an offer and takes its bytes away; see :class:`art_dataplane.Transport`.
 
+        Args:
+            location: what was offered.
+
+        Returns:
+            False when it was over already.
+
         Raises:
             TransportError: the transport is closed.
             DeadlineError: NIXL hangs (:data:`CALL_LIMIT_S`).
@@ -172,6 +183,11 @@ class NixlTransport:
 
         After a deadline, a cancellation or an error, the segment counts in its store until the transfer is
         proved over; nothing else is kept.
+
+        Args:
+            location: what another host offered.
+            segments: where the bytes go.
+            deadline_s: seconds for all of it.
 
         Raises:
             TransportError: the offer is over, the owner is gone, the bytes are not those that were offered,

@@ -41,8 +41,8 @@ class StreamStats(msgspec.Struct, frozen=True):
         completed_reads: of others, verified by their reader.
         failed_reads: of others, that had begun.
         refused: connections that did not prove that they know a secret.
-        sent_bytes: to others, handshakes included, over connections that ended.
-        received_bytes: from others, handshakes included, over connections that ended.
+        sent_bytes: bytes to others, handshakes included, over connections that ended.
+        received_bytes: bytes from others, handshakes included, over connections that ended.
     """
 
     offers: int
@@ -114,6 +114,11 @@ class StreamTransport:
 
         A read counts when its reader has verified all bytes; one that fails may be repeated. The offer is
         over after ``reads`` reads, after ``duration_s`` seconds, or when it is withdrawn.
+
+        Args:
+            source: a segment of this host.
+            duration_s: seconds that it may be read from now on.
+            reads: how many hosts may read it, each once.
 
         Raises:
             ShmError: the segment is gone.

@@ -246,9 +246,10 @@ class OfferServer:
 
     def _evict(self) -> None:
         with self._lock:
-            for connection in self._pending:
-                connection.end(TransportError(f"{self._pending_limit} others came after it"))
-                return
+            first = next(iter(self._pending), None)
+            if first is not None:
+                del self._pending[first]  # its thread ends as soon as it runs
+                first.end(TransportError(f"{self._pending_limit} others came after it"))
 
     def _serve(self, connection: Connection) -> None:
         offer: _Offer | None = None
@@ -278,9 +279,9 @@ class OfferServer:
         keys = derive_keys(secret, transfer_id, byte_count, mac, hello[-NONCE_BYTES:], nonce)
         proved = hmac.compare_digest(proof, keys.reader_proof)
         with self._lock:
+            connection.check()
             if magic != MAGIC or not proved or offer is None or not offer.open:
                 raise TransportError("it did not prove that it knows the secret of an open transfer")
-            connection.check()
             del self._pending[connection]
             offer.connections.add(connection)
         return offer, keys
