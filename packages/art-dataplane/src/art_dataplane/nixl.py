@@ -59,8 +59,8 @@ class NixlStats(msgspec.Struct, frozen=True):
     Args:
         offers: how many stand.
         reads: how many wait or run.
-        quarantined_bytes: bytes of segments that may still be written although nobody waits for them; they count in
-            their store until the transfer is proved over.
+        quarantined_bytes: bytes of segments that may still be written although nobody waits for them; they
+            count in their store until the transfer is proved over.
         registered_bytes: bytes of segments that are registered with NIXL.
     """
 
