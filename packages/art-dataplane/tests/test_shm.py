@@ -379,3 +379,19 @@ def test_killing_a_writer_leaves_what_a_sweep_removes(run_id):
     assert ended.returncode == -signal.SIGKILL
     assert len(sweep(run_id)) == 1
     assert list_segments(run_id) == ()
+
+
+def test_a_new_store_removes_what_a_killed_owner_of_any_run_left(run_id):
+    process, location = start_owner(run_id)
+    alive, kept = start_owner(f"{run_id}-alive")
+    try:
+        process.kill()
+        process.wait(30)
+        with ShmSegmentStore(f"{run_id}-next", 1 << 20) as store:
+            assert location.name in [info.name for info in store.swept]
+            assert kept.name not in [info.name for info in store.swept]
+        assert list_segments(run_id) == ()
+        assert read(kept) == b"hello"
+    finally:
+        process.communicate(timeout=30)
+        finish(alive)

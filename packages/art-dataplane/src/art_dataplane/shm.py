@@ -38,7 +38,7 @@ from art_dataplane.segment_files import (
     unlink_segment,
     unlock,
 )
-from art_dataplane.segments import MappedBytes, map_location
+from art_dataplane.segments import MappedBytes, SegmentInfo, map_location, sweep
 
 __all__ = ["Reservation", "ShmSegmentStore", "ShmStats"]
 
@@ -74,6 +74,9 @@ class ShmStats(msgspec.Struct, frozen=True):
 
 class ShmSegmentStore:
     """The segments that this process owns for one run. Thread-safe; ``close()`` removes them all.
+
+    A new store first removes what owners that are dead left in ``/dev/shm``, whatever their run
+    (:func:`art_dataplane.sweep`), so that what a killed process held is there for its successor.
 
     Args:
         run_id: letters, digits, ``_``, ``.`` and ``-``; every segment of the run starts with ``art-RUN-``.
@@ -112,6 +115,12 @@ class ShmSegmentStore:
         self._recycled_count = 0
         self._still_mapped_count = 0
         self._leases = LeaseTable() if clock is None else LeaseTable(clock=clock)
+        self._swept = sweep()
+
+    @property
+    def swept(self) -> tuple[SegmentInfo, ...]:
+        """What dead owners had left when this store was made; it is removed."""
+        return self._swept
 
     @property
     def run_id(self) -> str:
