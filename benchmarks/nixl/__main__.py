@@ -83,7 +83,7 @@ async def _read(
     peer = agent.add_remote_agent(b64decode(told["metadata"])).decode()
     found = {}
     try:
-        with ShmSegmentStore(run_id, 2 * max(sizes), recycle_bytes=max(sizes)) as segments:
+        with ShmSegmentStore(run_id, 2 * sum(sizes), recycle_bytes=sum(sizes)) as segments:
             for size, (text, address) in zip(sizes, told["offers"], strict=True):
                 location = decode(b64decode(text), NixlLocation)
                 memory = RawMemory(size)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import subprocess
+import time
 from base64 import b64encode
 
 import numpy as np
@@ -136,6 +137,17 @@ async def test_memory_of_segments_that_are_gone_is_not_kept(transport, run_id, s
             received = await transport.receive(location, store, DEADLINE_S)
             store.drop(received)
         await until(lambda: transport.stats().registered_bytes == 0)
+
+
+async def test_a_transport_that_has_nothing_to_do_leaves_the_processor_to_others(
+    transport, segments, start_peer
+):
+    received = await transport.receive(await start_peer("tcp").offer(MIB), segments, DEADLINE_S)
+    await transport.offer(received, duration_s=60.0)
+    used, began = time.process_time(), time.monotonic()
+    await asyncio.sleep(2.0)
+    share = (time.process_time() - used) / (time.monotonic() - began)
+    assert share < 0.15, "a thread of NIXL polls without a pause unless it is told not to"
 
 
 async def test_an_agent_listens_on_its_interface_only(transport, segments, start_peer):

@@ -315,7 +315,7 @@ class NixlTransport:
 
     def _serve(self) -> None:
         """Takes commands and moves transfers until asked to end."""
-        look_s = _SHORTEST_LOOK_S
+        look_s = 0.0
         swept_at = time.monotonic()
         while True:
             try:
@@ -325,7 +325,7 @@ class NixlTransport:
             if command is not None:
                 command()
             moved = self._step()
-            look_s = _SHORTEST_LOOK_S if moved or command else min(2 * look_s, _LONGEST_LOOK_S)
+            look_s = 0.0 if moved else min(max(2 * look_s, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
             now = time.monotonic()
             if now - swept_at >= _SWEEP_S:
                 swept_at = now

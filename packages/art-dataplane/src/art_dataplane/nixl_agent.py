@@ -16,6 +16,9 @@ from typing import Any
 
 from art_dataplane.errors import TransportError
 
+_PROGRESS_US = 10000
+"""Microseconds after which NIXL's progress thread looks for work that no event told it of."""
+
 _environment_lock = threading.Lock()
 
 
@@ -74,12 +77,18 @@ class NixlAgent:
         )
         self.name = name
         self._backend = backend
-        config = module.nixl_agent_config(
-            enable_prog_thread=True, enable_listen_thread=False, backends=[], num_threads=0
+        config = bindings.nixlAgentConfig()
+        config.useProgThread = True
+        config.useListenThread = False
+        config.syncMode = bindings.NIXL_THREAD_SYNC_NONE
+        config.pthrDelay = _PROGRESS_US
+        what = (
+            f"no NIXL agent with backend {backend}, devices {list(devices)} and transports {list(transports)}"
         )
-        with self._told(f"no NIXL agent with backend {backend}, devices {list(devices)} and transports "
-                        f"{list(transports)}"), _ucx_environment(devices, transports):  # fmt: skip
-            self._agent: Any = module.nixl_agent(name, config)
+        with self._told(what), _ucx_environment(devices, transports):
+            self._agent: Any = module.nixl_agent(name, module.nixl_agent_config(backends=[]))
+            # Its own agent has a delay of 0, and a thread that polls without a pause: one processor for ever.
+            self._agent.agent = bindings.nixlAgent(name, config)
             self._agent.create_backend(backend, {})
 
     def register(self, address: int, byte_count: int) -> object:

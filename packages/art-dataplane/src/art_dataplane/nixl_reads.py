@@ -22,7 +22,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from art_dataplane.checksum import BLOCK_BYTES, combine
+from art_dataplane.checksum import BLOCK_BYTES, block_values, combine
 from art_dataplane.errors import ShmError, TransportError
 from art_dataplane.locations import NixlLocation, ShmLocation
 from art_dataplane.nixl_agent import NixlAgent, TransferState
@@ -31,7 +31,7 @@ from art_dataplane.nixl_offers import READ_MESSAGE, claim
 from art_dataplane.shm import Reservation, ShmSegmentStore
 from art_dataplane.windows import AddressRanges, RegisteredPool, Window, allocate
 
-CHUNK_BYTES = 32 * BLOCK_BYTES
+CHUNK_BYTES = 512 * BLOCK_BYTES
 """Bytes of one read of NIXL: one chunk is summed while the next ones move."""
 
 CHUNKS_IN_FLIGHT = 3
@@ -74,6 +74,7 @@ class Read:
         self.slot: object | None = None
         self.slot_reads = 0
         self.sums: list[Future[np.ndarray]] = []
+        self.summed: list[memoryview] = []
         self.error: BaseException | None = None
         self.give_up_at = float("inf")
         self.spoiled = False
@@ -285,7 +286,8 @@ class NixlReads:
             moved = True
             if read.is_wanted and read.window is not None:
                 count = min(CHUNK_BYTES, read.location.byte_count - start)
-                read.sums.append(self._sum_bytes(read.window.view(start, count)))
+                read.summed.append(read.window.view(start, count))
+                read.sums.append(self._sum_bytes(read.summed[-1]))
         return moved
 
     def _post(self, read: Read) -> bool:
@@ -309,12 +311,15 @@ class NixlReads:
         return moved
 
     def _is_complete(self, read: Read) -> bool:
-        return (
-            read.next_byte == read.location.byte_count
-            and not read.chunks
-            and read.slot_reads == 2
-            and all(values.done() for values in read.sums)
-        )
+        if read.next_byte < read.location.byte_count or read.chunks or read.slot_reads < 2:
+            return False
+        for index, values in enumerate(read.sums):
+            if (
+                values.cancel()
+            ):  # the other thread has not come to it yet, and there is nothing else to do here
+                read.sums[index] = Future()
+                read.sums[index].set_result(block_values(read.summed[index]))
+        return all(values.done() for values in read.sums)
 
     def _deliver(self, read: Read) -> None:
         assert read.reservation is not None
@@ -386,7 +391,8 @@ class NixlReads:
     def _wait_for_sums(self, read: Read) -> None:
         """Their bytes must stay mapped while they are summed; a chunk takes milliseconds."""
         for values in read.sums:
-            values.exception()
+            if not values.cancel():
+                values.exception()
 
     def _scratch_address(self, read: Read) -> int:
         return self._scratch + read.scratch * SLOT_BYTES
