@@ -211,15 +211,13 @@ def test_logprobs_and_gradients_equal_transformers_and_peft(
         "whole sequences in one row": [shifted([single.row(index) for index in range(single.row_count)])],
         "one sequence to a row": [single.row(index) for index in range(single.row_count)],
     }[layout]
-    entries = sum(len(row["loss_source"]) for row in rows)
     record_ids = (forest if layout == "forest" else single).ref.record_ids
     logprobs: dict[str, list[torch.Tensor]] = {record_id: [] for record_id in record_ids}
     gradients = {name: torch.zeros(tensor.shape) for name, tensor in expected_gradients.items()}
     for row in rows:
         probe = probe_row(str(folder), row, lora=LORA, adapter=adapter)
-        share = len(row["loss_source"]) / entries  # a probe normalizes by the weights of its own row
-        for name, gradient in probe.gradients.items():
-            gradients[name] += share * gradient
+        for name, gradient in probe.gradients.items():  # the rows' weights are those of their batch
+            gradients[name] += gradient
         for index, record_id in enumerate(record_ids):
             mine = probe.logprobs[torch.from_numpy(row["loss_record"].copy()) == index]
             if len(mine):

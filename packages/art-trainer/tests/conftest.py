@@ -165,6 +165,18 @@ def _arrays(tokens, positions, ends, losses):
     }
 
 
+def _batch(rows):
+    """Weighs the entries of the rows of one batch so that its loss is the mean over all of them."""
+    count = sum(len(row["loss_source"]) for row in rows)
+    return [{**row, "loss_weight": np.full(len(row["loss_source"]), 1 / count, np.float32)} for row in rows]
+
+
+@pytest.fixture
+def as_batch():
+    """Rows with the weights of one batch: its loss is the mean over the entries of all of them."""
+    return _batch
+
+
 @pytest.fixture
 def pack_chains():
     """A row with every completion as a tree of its own, prompt repeated: packed, but nothing shared."""
@@ -180,7 +192,7 @@ def pack_chains():
                 source = start + len(item.prompt) - 1 + index
                 values = (item.old_logprobs[index], item.advantage, 1.0, item.version, item.temperature)
                 losses.append((source, token, *values))
-        return _arrays(tokens, positions, ends, losses)
+        return _batch([_arrays(tokens, positions, ends, losses)])[0]
 
     return pack
 
@@ -216,7 +228,7 @@ def pack_forest():
 
         visit(0, range(len(completions)))
         order = sorted(losses)
-        return _arrays(tokens, positions, ends, [losses[key] for key in order])
+        return _batch([_arrays(tokens, positions, ends, [losses[key] for key in order])])[0]
 
     return pack
 
@@ -225,7 +237,7 @@ def pack_forest():
 def rows(request, pack_chains, pack_forest):
     """Completions to rows, in each of the three layouts."""
     return {
-        "one sequence a row": lambda items: [pack_chains([item]) for item in items],
+        "one sequence a row": lambda items: _batch([pack_chains([item]) for item in items]),
         "packed chains": lambda items: [pack_chains(items)],
         "forest": lambda items: [pack_forest(items)],
     }[request.param]

@@ -35,7 +35,7 @@ def entries(old, advantage, weight=None, version=None):
 def test_one_entry_is_the_clipped_surrogate(new, old, advantage, low, high):
     logprob = torch.tensor([new], requires_grad=True)
     loss = clipped_policy_gradient(
-        logprob, entries([old], [advantage]), clip_low=low, clip_high=high, weight_sum=2.0
+        logprob, entries([old], [advantage], weight=[0.5]), clip_low=low, clip_high=high
     )
     ratio = math.exp(np.float32(new) - np.float32(old))
     clipped = min(max(ratio, 1 - low), 1 + high)
@@ -51,10 +51,11 @@ def test_one_entry_is_the_clipped_surrogate(new, old, advantage, low, high):
 
 
 def test_weights_choose_and_scale_entries():
+    """They are taken as they are: nothing divides by their sum."""
     logprob = torch.tensor([-1.0, -2.0, -3.0])
     all_three = entries([-1.1, -2.0, -2.5], [1.0, -1.0, 2.0], weight=[2.0, 1.0, 0.0])
-    loss = clipped_policy_gradient(logprob, all_three, clip_low=0.2, clip_high=0.2, weight_sum=3.0)
-    expected = -(2 * math.exp(0.1) * 1.0 + 1 * 1.0 * -1.0) / 3
+    loss = clipped_policy_gradient(logprob, all_three, clip_low=0.2, clip_high=0.2)
+    expected = -(2 * math.exp(0.1) * 1.0 + 1 * 1.0 * -1.0)
     assert float(loss) == pytest.approx(expected, rel=1e-6)
 
 

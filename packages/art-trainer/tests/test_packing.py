@@ -10,6 +10,7 @@ import torch
 from art_dataplane import (
     AdvantageRule,
     Lease,
+    LossWeightRule,
     PackingRequest,
     Selection,
     ShmBatchMapper,
@@ -63,9 +64,27 @@ def groups():
     return made
 
 
+RULES = {
+    "token_mean": LossWeightRule(),
+    "trajectory_mean": LossWeightRule("trajectory_mean"),
+    "constant": LossWeightRule("constant", constant_length=6),
+}
+
+
+def weight_of(rule, record, groups):
+    """What each entry of a record counts, by the rule's table."""
+    counts = {r.record_id: sum(len(turn.completion_ids) for turn in r.exchanges) for g in groups for r in g}
+    return {
+        "token_mean": 1 / sum(counts.values()),
+        "trajectory_mean": 1 / (len(counts) * counts[record.record_id]),
+        "constant": 1 / (len(counts) * 6),
+    }[rule]
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("row_length", [256, 40])
 async def test_a_packed_step_equals_the_sum_over_trajectories(
-    tiny_model, groups, runtime, reference, row_length
+    tiny_model, groups, runtime, reference, row_length, rule
 ):
     run_id = f"test-{uuid.uuid4().hex[:8]}"
     spec = runtime(model_path=tiny_model, lora=LORA, packed_sequence_length=row_length)
@@ -76,6 +95,7 @@ async def test_a_packed_step_equals_the_sum_over_trajectories(
             ticket=1,
             policy_version=0,
             advantage=AdvantageRule(scale="none"),
+            loss_weight=RULES[rule],
         )
         packed = pack(groups, request, store, owner="test")
         assert (packed.counts.row_count == 1) if row_length == 256 else (packed.counts.row_count > 2)
@@ -108,8 +128,9 @@ async def test_a_packed_step_equals_the_sum_over_trajectories(
                 ratio = (chosen - torch.from_numpy(turn.logprobs.copy())).exp()
                 advantage = record.reward - mean
                 surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-                total, count = total - surrogate.sum(), count + len(completion)
-    loss = total / count
+                total = total - surrogate.sum() * weight_of(rule, record, groups)
+                count += len(completion)
+    loss = total
     loss.backward()
     norm = torch.sqrt(sum(p.grad.square().sum() for p in theirs.parameters().values()))
     assert events[-1].metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-4)

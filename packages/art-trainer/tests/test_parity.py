@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from art_trainer.probe import probe_row
 
 TOLERANCE = 1e-5
 LORA = LoraSpec(rank=4, alpha=8)
+KL = ("loss_reference_logprob", "loss_kl_weight")
 
 
 def relative(mine, theirs):
@@ -33,10 +35,9 @@ def test_logprobs_and_gradients_equal_transformers_and_peft(
     probes = [probe_row(shaped_model, row, lora=LORA, adapter=adapter) for row in rows(items)]
     logprobs = torch.cat([probe.logprobs for probe in probes])
     assert relative({"": logprobs}, {"": expected}) < TOLERANCE
-    # Each probe normalizes by its own row's weights; the batch's loss is their mean.
-    loss = sum(probe.loss for probe in probes) / len(probes)
+    loss = sum(probe.loss for probe in probes)  # the rows' weights are those of their batch
     assert loss == pytest.approx(float(theirs.loss(items).detach()), rel=TOLERANCE)
-    mine = {name: sum(probe.gradients[name] for probe in probes) / len(probes) for name in gradients}
+    mine = {name: sum(probe.gradients[name] for probe in probes) for name in gradients}
     assert relative(mine, gradients) < TOLERANCE
     for name in gradients:
         assert relative({name: mine[name]}, {name: gradients[name]}) < 20 * TOLERANCE, name
@@ -72,6 +73,41 @@ def test_clipped_entries_stop_contributing(tiny_model, pack_forest, completions,
     assert relative(mine.gradients, theirs.gradients(items, **tight)) < TOLERANCE
     loose = probe_row(tiny_model, pack_forest(items), lora=LORA, adapter=adapter, clip_low=1.0, clip_high=1e6)
     assert relative(loose.gradients, mine.gradients) > 0.1
+
+
+def test_the_divergence_from_a_reference_is_added_with_its_weights(
+    tiny_model, rows, completions, reference, random_adapter
+):
+    """Against the term written out, log-probs and sums in float64."""
+    items = completions(seed=7)
+    adapter = random_adapter(tiny_model, LORA)
+    packed = rows(items)
+    rng = np.random.default_rng(1)
+    for row in packed:
+        row["loss_reference_logprob"] = rng.uniform(-6, -2, len(row["loss_source"])).astype(np.float32)
+        row["loss_kl_weight"] = rng.uniform(0, 0.05, len(row["loss_source"])).astype(np.float32)
+    plain = [
+        probe_row(tiny_model, {k: v for k, v in row.items() if k not in KL}, lora=LORA, adapter=adapter)
+        for row in packed
+    ]
+    probes = [probe_row(tiny_model, row, lora=LORA, adapter=adapter) for row in packed]
+
+    theirs = reference(tiny_model, LORA, adapter, dtype=torch.float64)
+    new = torch.cat([theirs.logprobs(item) for item in items])
+    given = torch.from_numpy(np.concatenate([row["loss_reference_logprob"] for row in packed])).double()
+    weight = torch.from_numpy(np.concatenate([row["loss_kl_weight"] for row in packed])).double()
+    penalty = (weight * (torch.exp(given - new) - (given - new) - 1)).sum()
+    expected = theirs.loss(items) + penalty
+    theirs.model.zero_grad()
+    expected.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in theirs.parameters().items()}
+
+    assert float(penalty.detach()) > 0.1
+    assert sum(probe.loss for probe in probes) == pytest.approx(float(expected.detach()), rel=TOLERANCE)
+    added = sum(probe.loss for probe in probes) - sum(probe.loss for probe in plain)
+    assert added == pytest.approx(float(penalty.detach()), rel=1e-4)
+    mine = {name: sum(probe.gradients[name] for probe in probes) for name in gradients}
+    assert relative(mine, gradients) < TOLERANCE
 
 
 def test_version_0_is_the_base_model(tiny_model, pack_forest, completions):

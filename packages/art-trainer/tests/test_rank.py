@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import threading
 import time
 import uuid
@@ -90,14 +91,14 @@ async def make_rank(runtime, batches, run_id):
 
 
 @pytest.fixture
-def job(batches, completions, pack_forest):
+def job(batches, completions, pack_forest, as_batch):
     """A job at a version, over the same two rows unless told otherwise."""
     cache = []
 
     def make(version, job_id=None, **changes):
         if not cache:
             items = completions()
-            cache.append(batches(pack_forest(items[:4]), pack_forest(items[4:])))
+            cache.append(batches(*as_batch([pack_forest(items[:4]), pack_forest(items[4:])])))
         settings = {
             "job_id": job_id or f"job-{version}",
             "batch": cache[0],
@@ -504,10 +505,48 @@ async def test_a_loss_that_is_not_finite_trains_nothing(make_rank, job, batches,
     failed = (await collect(rank, job(0, batch=batches(row))))[-1]
     assert failed.code == "non_finite"
     assert torch.equal(weights, rank._loaded.model.adapter.weights)
-    row["loss_weight"] = np.zeros(48, np.float32)
-    failed = (await collect(rank, job(0, batch=batches(row))))[-1]
-    assert "sum to 0.0" in failed.message
     assert isinstance((await collect(rank, job(0)))[-1], Completed)
+
+
+@pytest.mark.parametrize(
+    ("columns", "changes", "text"),
+    [
+        ({}, {"objective": "sft"}, "the objective 'sft'"),
+        ({"loss_weight": 0.0}, {}, "the weights of all 48 loss entries of batch .* are 0"),
+        ({"loss_kl_weight": 0.1}, {}, "loss_kl_weight and no loss_reference_logprob"),
+        (
+            {"loss_kl_weight": -0.1, "loss_reference_logprob": -1.0},
+            {},
+            "lowest loss_kl_weight is -0.1.*at least 0",
+        ),
+        ({"loss_kl_weight": 0.1, "loss_reference_logprob": np.nan}, {}, "loss_reference_logprob are not fin"),
+    ],
+)
+async def test_what_this_job_does_not_train_is_refused_before_anything_is_computed(
+    make_rank, job, batches, completions, pack_forest, columns, changes, text
+):
+    rank = await make_rank()
+    row = pack_forest(completions())
+    row |= {name: np.full(48, value, np.float32) for name, value in columns.items()}
+    events = await collect(rank, job(0, batch=batches(row, **changes)))
+    assert [type(event) for event in events] == [Accepted, Failed]  # no progress: not even mapped
+    assert (events[-1].code, events[-1].version) == ("bad_batch", 0)
+    assert re.search(text, events[-1].message)
+    assert isinstance((await collect(rank, job(0)))[-1], Completed)
+
+
+async def test_a_step_adds_the_divergence_from_a_reference(make_rank, job, batches, completions, pack_forest):
+    rank = await make_rank()
+    row = pack_forest(completions())
+    plain = (await collect(rank, job(0, batch=batches(row), learning_rate=0.0)))[-1].metrics
+    row["loss_reference_logprob"] = np.full(48, -3.0, np.float32)
+    advised = (await collect(rank, job(1, batch=batches(row), learning_rate=0.0)))[-1].metrics
+    row["loss_kl_weight"] = np.full(48, 0.5 / 48, np.float32)
+    charged = (await collect(rank, job(2, batch=batches(row), learning_rate=0.0)))[-1].metrics
+    assert advised["loss"] == plain["loss"], "without a weight the reference is no part of the loss"
+    assert "reference_loss" not in advised
+    assert charged["reference_loss"] > 0
+    assert charged["loss"] == pytest.approx(plain["loss"] + charged["reference_loss"], rel=1e-5)
 
 
 async def test_a_step_that_fails_breaks_the_rank_until_a_new_run(make_rank, job, run_id, monkeypatch):

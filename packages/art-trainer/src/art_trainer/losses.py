@@ -1,7 +1,10 @@
-"""The clipped policy-gradient loss and what is reported about it.
+"""The clipped policy-gradient loss, the divergence from a reference, and what is reported about them.
 
 Source: the clipped surrogate of Schulman et al. 2017 (arXiv:1707.06347, equation 7) per token, with two clip
 distances; the KL estimators are k1 and k3 of Schulman's "Approximating KL Divergence" (2020).
+
+What always holds: losses are sums with the batch's weights as they are. What they are a mean over is said by
+the weights alone (:class:`art_dataplane.LossWeightRule`), so the losses of a batch's rows add up to its own.
 """
 
 from dataclasses import dataclass, field
@@ -14,20 +17,35 @@ from art_trainer.rows import LossEntries
 
 
 def clipped_policy_gradient(
-    logprob: Tensor, loss: LossEntries, *, clip_low: float, clip_high: float, weight_sum: float
+    logprob: Tensor, loss: LossEntries, *, clip_low: float, clip_high: float
 ) -> Tensor:
-    """``sum(weight * -min(ratio * A, clip(ratio) * A)) / weight_sum`` over the entries of one row, a scalar.
+    """``sum(weight * -min(ratio * A, clip(ratio) * A))`` over the entries of one row, float32, a scalar.
 
     Args:
         logprob: float32 ``[L]``, under the weights being trained; carries gradients.
         loss: the entries.
         clip_low: the ratio is clipped below ``1 - clip_low``; ``clip_high``: and above ``1 + clip_high``.
-        weight_sum: of the whole batch, so that the losses of its rows add up to the batch's.
     """
     ratio = (logprob - loss.old_logprob).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     surrogate = torch.minimum(ratio * loss.advantage, clipped * loss.advantage)
-    return -(surrogate * loss.weight).sum() / weight_sum
+    return -(surrogate * loss.weight).sum()
+
+
+def reference_divergence(logprob: Tensor, loss: LossEntries) -> Tensor | None:
+    """``sum(kl_weight * k3)`` over the entries of one row, a scalar; None when they have no ``kl_weight``.
+
+    ``k3 = exp(d) - d - 1`` with ``d = reference_logprob - logprob``: Shao et al. 2024, arXiv:2402.03300,
+    equation 4.
+
+    Args:
+        logprob: float32 ``[L]``, under the weights being trained; carries gradients.
+        loss: the entries.
+    """
+    if loss.kl_weight is None or loss.reference_logprob is None:
+        return None
+    difference = loss.reference_logprob - logprob
+    return (loss.kl_weight * (difference.expm1() - difference)).sum()
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from art_trainer.logprobs import row_logprobs
-from art_trainer.losses import clipped_policy_gradient
+from art_trainer.losses import clipped_policy_gradient, reference_divergence
 from art_trainer.model import TrainableModel
 from art_trainer.models import describe_model, read_config
 from art_trainer.rows import make_row
@@ -22,7 +22,7 @@ class RowProbe:
     Args:
         logprobs: float32 ``[L]``, of the targets, in nats.
         entropy: float32 ``[L]``, of the distributions they were drawn from, in nats.
-        loss: of the row, a weighted mean.
+        loss: the row's part of its batch's loss: a sum with the row's weights as they are.
         gradients: float32, by PEFT's names of the adapter's tensors and in their shapes ``[r, in]`` and
             ``[out, r]``.
     """
@@ -67,10 +67,10 @@ def probe_row(
     packed = make_row(row)
     logprobs, entropy = row_logprobs(model, packed)
     assert entropy is not None
-    weight_sum = float(packed.loss.weight.double().sum())
-    loss = clipped_policy_gradient(
-        logprobs, packed.loss, clip_low=clip_low, clip_high=clip_high, weight_sum=weight_sum
-    )
+    loss = clipped_policy_gradient(logprobs, packed.loss, clip_low=clip_low, clip_high=clip_high)
+    penalty = reference_divergence(logprobs, packed.loss)
+    if penalty is not None:
+        loss = loss + penalty
     torch.autograd.backward(loss)
     gradients = {
         name: tensor.clone() for name, tensor in model.adapter.named_tensors(model.adapter.gradients)

@@ -219,8 +219,11 @@ class RlTrainJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """One policy-gradient optimizer step over one packed batch.
 
     The loss of an entry is ``-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`` with
-    ``ratio = exp(logprob - old_logprob)``; the batch's loss is the sum of ``weight * loss`` over the sum of
-    weights. Source: Schulman et al. 2017, arXiv:1707.06347, equation 7.
+    ``ratio = exp(logprob - old_logprob)``; the batch's loss is the sum of ``weight * loss``, with the weights
+    as they were packed (:class:`art_dataplane.LossWeightRule`). Source: Schulman et al. 2017,
+    arXiv:1707.06347, equation 7. Where the batch has ``loss_kl_weight`` the sum of ``kl_weight * k3`` is
+    added, ``k3 = exp(d) - d - 1`` with ``d = reference_logprob - logprob``: Shao et al. 2024,
+    arXiv:2402.03300, equation 4.
 
     Args:
         job_id: names the job in its events.

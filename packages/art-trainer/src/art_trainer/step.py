@@ -11,7 +11,7 @@ from torch import Tensor
 
 from art_trainer.errors import TrainerError
 from art_trainer.logprobs import row_logprobs
-from art_trainer.losses import LossMetrics, clipped_policy_gradient
+from art_trainer.losses import LossMetrics, clipped_policy_gradient, reference_divergence
 from art_trainer.model import TrainableModel
 from art_trainer.optimizer import AdapterOptimizer
 from art_trainer.rows import PackedRow
@@ -89,22 +89,19 @@ def compute_gradients(
 
     Raises:
         StepCancelledError: cancelled.
-        NonFiniteError: the weights sum to 0, or the loss or the gradient norm is not finite.
+        NonFiniteError: the loss or the gradient norm is not finite.
     """
     optimizer.clear_gradients()
-    weight_sum = float(sum(row.loss.weight.double().sum() for row in rows))
-    if weight_sum <= 0:
-        raise NonFiniteError(
-            f"the loss weights of {sum(len(r.loss) for r in rows)} entries sum to {weight_sum}"
-        )
     metrics = LossMetrics(job.clip_low, job.clip_high, job.expected_version)
-    total = 0.0
+    total = divergence = 0.0
     for index, row in enumerate(rows):
         logprobs, entropy = row_logprobs(model, row)
         assert entropy is not None
-        loss = clipped_policy_gradient(
-            logprobs, row.loss, clip_low=job.clip_low, clip_high=job.clip_high, weight_sum=weight_sum
-        )
+        loss = clipped_policy_gradient(logprobs, row.loss, clip_low=job.clip_low, clip_high=job.clip_high)
+        penalty = reference_divergence(logprobs, row.loss)
+        if penalty is not None:
+            divergence += float(penalty.detach())
+            loss = loss + penalty
         torch.autograd.backward(loss)
         total += float(loss.detach())
         metrics.add(logprobs, entropy, row.loss)
@@ -112,4 +109,7 @@ def compute_gradients(
     norm = optimizer.gradient_norm()
     if not (math.isfinite(total) and math.isfinite(norm)):
         raise NonFiniteError(f"the loss is {total} and the gradient norm {norm}; nothing was trained")
-    return Gradients(norm, {"loss": total, "gradient_norm": norm, **metrics.summary()})
+    summary = {"loss": total, "gradient_norm": norm, **metrics.summary()}
+    if any(row.loss.kl_weight is not None for row in rows):
+        summary["reference_loss"] = divergence
+    return Gradients(norm, summary)
