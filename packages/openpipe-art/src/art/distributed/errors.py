@@ -60,15 +60,25 @@ class RemoteError(RuntimeFailure):
         kind: the exception's type, ``module.Type``.
         message: its text.
         traceback_text: its formatted traceback.
+        arguments: MessagePack of what an error of the data plane was made with; empty for every other one.
     """
 
-    def __init__(self, role: str, method: str, kind: str, message: str, traceback_text: str) -> None:
+    def __init__(
+        self,
+        role: str,
+        method: str,
+        kind: str,
+        message: str,
+        traceback_text: str,
+        arguments: bytes = b"",
+    ) -> None:
         self.role = role
         self.method = method
         self.kind = kind
         self.message = message
         self.traceback_text = traceback_text
-        super().__init__(role, method, kind, message, traceback_text)
+        self.arguments = arguments
+        super().__init__(role, method, kind, message, traceback_text, arguments)
 
     def __str__(self) -> str:
         return (

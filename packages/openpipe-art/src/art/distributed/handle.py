@@ -242,7 +242,7 @@ class ActorHandle:
             raise self._remote_error(method, reply)
 
     def _remote_error(self, method: str, reply: Raised) -> RemoteError:
-        return RemoteError(self.role, method, reply.kind, reply.message, reply.traceback)
+        return RemoteError(self.role, method, reply.kind, reply.message, reply.traceback, reply.arguments)
 
     async def _cancellable(
         self, endpoint: Any, message: msgspec.Struct, call_id: int, method: str, deadline_s: float

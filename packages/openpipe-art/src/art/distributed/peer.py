@@ -17,9 +17,17 @@ import msgspec
 from art.distributed.errors import ActorDied, ActorTimeout, RemoteError
 from art.distributed.service import Call, Cancel, Raised, Reply, Value, encode, method_signature
 from art_dataplane import arrays
+from art_dataplane.errors import (
+    DataPlaneError,
+    DeadlineError,
+    LeaseError,
+    OwnerDiedError,
+    RecordsLostError,
+    RecordsMissingError,
+)
 from art_dataplane.leases import Lease
 from art_dataplane.locations import Location
-from art_dataplane.records import TrajectoryRef
+from art_dataplane.records import LostGroup, TrajectoryRef
 from art_dataplane.store import StoreStats
 
 if TYPE_CHECKING:
@@ -81,7 +89,7 @@ class Peer:
             raise ActorDied(self.role, str(error).strip().splitlines()[-1]) from error
         reply = msgspec.msgpack.decode(data, type=Reply)
         if isinstance(reply, Raised):
-            raise RemoteError(self.role, method, reply.kind, reply.message, reply.traceback)
+            raise RemoteError(self.role, method, reply.kind, reply.message, reply.traceback, reply.arguments)
         assert isinstance(reply, Value)
         return arrays.decode(reply.data, signature.result)
 
@@ -99,7 +107,7 @@ def _service_class(reference: PeerReference) -> type:
 
 
 class PeerRecordOwner:
-    """An :class:`art_dataplane.RecordOwner` in another process.
+    """An :class:`art_dataplane.RecordOwner` in another process; it raises the data plane's own errors.
 
     The service there offers ``fetch``, ``drop`` and ``stats`` with the protocol's annotations.
 
@@ -121,12 +129,14 @@ class PeerRecordOwner:
             deadline_s: seconds to wait for the answer.
 
         Raises:
-            RemoteError: the owner raised; its error's type and text are there.
-            ActorDied: the owner's process ended.
-            ActorTimeout: no answer in time.
+            OwnerDiedError: the owner's process ended.
+            RecordsMissingError: the owner does not hold some of the records; it names them.
+            LeaseError: the owner has seen a higher fence for a record.
+            DeadlineError: no answer in time.
+            RemoteError: the owner raised another error; its type and text are there.
         """
-        location: Location = await self._peer.call(
-            "fetch", list(refs), lease, deadline_s, deadline_s=deadline_s
+        location: Location = await self._call(
+            refs, "fetch", list(refs), lease, deadline_s, deadline_s=deadline_s
         )
         return location
 
@@ -134,20 +144,56 @@ class PeerRecordOwner:
         """Forgets the records of ``refs`` there; returns how many were held.
 
         Raises:
-            RemoteError: the owner raised.
-            ActorDied: the owner's process ended.
-            ActorTimeout: no answer in time.
+            OwnerDiedError: the owner's process ended.
+            DeadlineError: no answer in time.
+            RemoteError: the owner raised another error.
         """
-        count: int = await self._peer.call("drop", list(refs), deadline_s=self._deadline_s)
+        count: int = await self._call(refs, "drop", list(refs), deadline_s=self._deadline_s)
         return count
 
     async def stats(self) -> StoreStats:
         """What is held there now.
 
         Raises:
-            RemoteError: the owner raised.
-            ActorDied: the owner's process ended.
-            ActorTimeout: no answer in time.
+            OwnerDiedError: the owner's process ended.
+            DeadlineError: no answer in time.
+            RemoteError: the owner raised another error.
         """
-        stats: StoreStats = await self._peer.call("stats", deadline_s=self._deadline_s)
+        stats: StoreStats = await self._call((), "stats", deadline_s=self._deadline_s)
         return stats
+
+    async def _call(
+        self, refs: Sequence[TrajectoryRef], method: str, *arguments: Any, deadline_s: float
+    ) -> Any:
+        try:
+            return await self._peer.call(method, *arguments, deadline_s=deadline_s)
+        except ActorDied as error:
+            owner = refs[0].owner if refs else self._peer.role
+            raise OwnerDiedError(owner, str(error)) from error
+        except ActorTimeout as error:
+            raise DeadlineError(str(error)) from error
+        except RemoteError as error:
+            known = data_plane_error(error)
+            if known is None:
+                raise
+            raise known from error
+
+
+def data_plane_error(error: RemoteError) -> DataPlaneError | None:
+    """The error of the data plane that an actor raised, as it was there; None when it is none of those that
+    say what became of records, leases and deadlines."""
+    if error.kind == _kind(RecordsMissingError):
+        return RecordsMissingError(*arrays.decode(error.arguments, tuple[str, tuple[str, ...], int]))
+    if error.kind == _kind(RecordsLostError):
+        return RecordsLostError(*arrays.decode(error.arguments, tuple[tuple[LostGroup, ...], int]))
+    if error.kind == _kind(OwnerDiedError):
+        return OwnerDiedError(*arrays.decode(error.arguments, tuple[str, str]))
+    texts: tuple[type[DataPlaneError], ...] = (LeaseError, DeadlineError)
+    for kind in texts:
+        if error.kind == _kind(kind):
+            return kind(f"{error.role}: {error.message}")
+    return None
+
+
+def _kind(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -328,7 +328,8 @@ class RolloutExecutor:
         return [found[ref.record_id] for ref in refs]
 
     async def _read(self, refs: list[TrajectoryRef], deadline_s: float) -> list[TrajectoryRecord]:
-        location = await self.record_owner(refs[0].owner).fetch(refs, _READING, deadline_s)
+        worker = self._holder(refs[0].owner)
+        location = await worker.call("fetch", refs, _READING, deadline_s, deadline_s=deadline_s)
         return await asyncio.to_thread(read_records, location)
 
     def record_owner(self, owner: str) -> PeerRecordOwner:
@@ -337,9 +338,12 @@ class RolloutExecutor:
         Raises:
             RuntimeFailure: no worker of this executor has that name.
         """
+        return PeerRecordOwner(self._holder(owner), self._runtime.topology.rpc_timeout_s)
+
+    def _holder(self, owner: str) -> ActorHandle:
         for handle in self._handles.values():
             if handle.name == owner:
-                return PeerRecordOwner(handle, self._runtime.topology.rpc_timeout_s)
+                return handle
         raise RuntimeFailure(f"no rollout worker is named {owner!r}")
 
 

@@ -28,6 +28,7 @@ import msgspec
 
 from art.errors import ArtError
 from art_dataplane import arrays
+from art_dataplane.errors import OwnerDiedError, RecordsLostError, RecordsMissingError
 
 
 class ServiceReference(msgspec.Struct, frozen=True):
@@ -70,11 +71,20 @@ class End(msgspec.Struct, frozen=True, tag="end"):
 
 
 class Raised(msgspec.Struct, frozen=True, tag="raised"):
-    """The method raised."""
+    """The method raised.
+
+    Args:
+        kind: the exception's type, ``module.Type``.
+        message: its text.
+        traceback: its formatted traceback.
+        arguments: MessagePack of what an error of the data plane about records was made with, such as their
+            ids; empty for every other one.
+    """
 
     kind: str
     message: str
     traceback: str
+    arguments: bytes = b""
 
 
 Reply = Value | End | Raised
@@ -187,10 +197,15 @@ def decode_arguments(signature: Signature, data: bytes) -> list[Any]:
         raise ServiceError(f"arguments of {signature.name}(): {error}") from error
 
 
+_TELLING = (OwnerDiedError, RecordsLostError, RecordsMissingError)
+"""Errors that say which records and groups they are about."""
+
+
 def raised(error: BaseException) -> Raised:
     """An exception as a reply."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    return Raised(kind, sendable(str(error)), sendable("".join(traceback.format_exception(error))))
+    arguments = arrays.encode(error.args) if isinstance(error, _TELLING) else b""
+    return Raised(kind, sendable(str(error)), sendable("".join(traceback.format_exception(error))), arguments)
 
 
 def sendable(text: str) -> str:
