@@ -116,7 +116,7 @@ async def run(
             ended = time.monotonic()
             await _durable(folder, result.step)
             now = used_by_part()
-            rewards = [[item.reward or 0.0 for item in group] for group in groups]
+            rewards = [[_reward(item) for item in group] for group in groups]
             report = OurStep(
                 step=step,
                 rollout_s=gathered - gathering,
@@ -128,6 +128,13 @@ async def run(
             )
             recorded = [[_sample(str(item.metadata[RECORD])) for item in group] for group in groups]
             await stepped(report, [group[0].prompt for group in scenarios], recorded, rewards)
+
+
+def _reward(item: art.trajectories.Rollout) -> float:
+    """A benchmark compares whole steps: a rollout without a reward, which failed, ends it."""
+    if item.reward is None:
+        raise RuntimeError(f"a rollout failed and has no reward: {item}")
+    return item.reward
 
 
 def _sample(field: str) -> Sample:

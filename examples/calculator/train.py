@@ -212,8 +212,8 @@ async def rollout(model: art.TrainableModel, problem: Problem, _config: None) ->
 
 
 def summary(groups: Sequence[art.TrajectoryGroup]) -> str:
-    """What the rollouts of a step came to."""
-    rewards = [item.reward or 0.0 for group in groups for item in group]
+    """What the rollouts of a step came to; one that failed has no reward and is not counted."""
+    rewards = [item.reward for group in groups for item in group if item.reward is not None]
     called, right, solved = (sum(reward >= worth for reward in rewards) for worth in (0.2, 0.5, 1.0))
     return f"called {called}, right numbers {right}, solved {solved} of {len(rewards)}"
 

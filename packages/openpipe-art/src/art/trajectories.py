@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -232,6 +232,11 @@ class TrajectoryHandle(msgspec.Struct, frozen=True):
 
 
 type Rollout = Trajectory | TrajectoryHandle
+
+
+def rewards_of(rollouts: Iterable[Rollout]) -> list[float]:
+    """The rewards there are, in order: a rollout that failed has none and is left out, never taken for 0."""
+    return [item.reward for item in rollouts if item.reward is not None]
 
 
 def checked_rollout(value: object, who: str) -> Rollout:

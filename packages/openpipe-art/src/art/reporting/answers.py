@@ -31,7 +31,7 @@ def answer_of(item: Rollout | TrajectoryLine) -> Answer | None:
             prompt = str(said[-2]["content"]) if len(said) > 1 else ""
     if answer is None:
         return None
-    return Answer(one_line(str(prompt or "")), one_line(str(answer)), item.reward or 0.0)
+    return Answer(one_line(str(prompt or "")), one_line(str(answer)), item.reward)
 
 
 def _said(exchange: ExchangeLine) -> tuple[str, str]:

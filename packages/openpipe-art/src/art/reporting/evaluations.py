@@ -7,7 +7,7 @@ from pathlib import Path
 
 from art.errors import ConfigError
 from art.reporting.run_folder import EvaluationLine, evaluation_file, is_step_file
-from art.trajectories import Rollout, checked_rollout
+from art.trajectories import Rollout, TrajectoryHandle, checked_rollout
 from art.trajectory_groups import expecting_trajectories
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
@@ -49,6 +49,8 @@ async def gathered(
     async def one(rollout: Awaitable[Rollout]) -> Rollout:
         nonlocal done
         item = checked_rollout(await rollout, "a rollout of this evaluation")
+        if isinstance(item, TrajectoryHandle):
+            item.raise_for_error()
         done += 1
         arrived(item, done, len(tasks))
         return item

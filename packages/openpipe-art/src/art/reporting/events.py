@@ -63,11 +63,12 @@ class Notice(msgspec.Struct, frozen=True, tag_field="event", tag="notice"):
 
 
 class Answer(msgspec.Struct, frozen=True, tag_field="event", tag="answer"):
-    """One of the answers that were just sampled, to look at: some of an evaluation, one of each step."""
+    """One of the answers that were just sampled, to look at: some of an evaluation, one of each step. A
+    rollout that failed has no reward."""
 
     prompt: str
     answer: str
-    reward: float
+    reward: float | None
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag_field="event", tag="step_started"):

@@ -246,7 +246,7 @@ class LiveDisplay:
     def _said(self, said: Answer, width: int) -> Text:
         """What was asked, what was said, and its reward."""
         arrow, more = ("→", "…") if self._unicode else ("->", "..")
-        reward = f"  {said.reward:g}"
+        reward = "  failed" if said.reward is None else f"  {said.reward:g}"
         room = width - len(reward) - len(arrow) - 4
         prompt, answer = (self._written(text) for text in (said.prompt or "?", said.answer or "(nothing)"))
         answer = _cut(answer, max(room // 2, room - len(prompt)), more)

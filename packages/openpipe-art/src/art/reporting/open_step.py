@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from art.reporting.run_folder import StepLine
 from art.reporting.trajectory_lines import completion_tokens, sampled_by
 from art.train_config import TrainResult
-from art.trajectories import Rollout
+from art.trajectories import Rollout, rewards_of
 
 
 class OpenStep:
@@ -43,8 +43,8 @@ class OpenStep:
         self._rollout_s = time.monotonic() - self._started
 
     def sampled(self, items: Sequence[Rollout], summary: str) -> None:
-        """The rollouts are kept; the time of training begins here."""
-        self.rewards = [item.reward or 0.0 for item in items]
+        """The rollouts are kept, at least one with a reward; the time of training begins here."""
+        self.rewards = rewards_of(items)
         self.reward = statistics.fmean(self.rewards)
         tokens = [count for item in items if (count := completion_tokens(item)) is not None]
         self._tokens = sum(tokens) if tokens else None

@@ -134,19 +134,21 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
 class TrajectoryLine(msgspec.Struct, frozen=True, kw_only=True):
     """One rollout.
 
-    ``advantage`` is relative to its group as the trainer uses it, ``None`` where nothing was trained.
+    ``reward`` is ``None`` when it failed; ``failure`` says why. ``advantage`` is relative to its group as the
+    trainer uses it, ``None`` where nothing was trained.
     ``exchanges`` may be empty: tokens are kept for some trajectories of each group.
     """
 
     step: int
     group: int
-    reward: float
+    reward: float | None
     advantage: float | None = None
     metrics: dict[str, float] = {}
     metadata: dict[str, str | int | float | bool | None] = {}
     record: str = ""
     worker: str = ""
     exchanges: tuple[ExchangeLine, ...] = ()
+    failure: str = ""
 
 
 def step_file(folder: Path, step: int) -> Path:

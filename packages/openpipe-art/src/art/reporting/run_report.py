@@ -48,7 +48,7 @@ from art.reporting.trajectory_lines import (
     step_lines,
 )
 from art.train_config import TrainConfig, TrainResult
-from art.trajectories import Rollout
+from art.trajectories import Rollout, rewards_of
 from art.trajectory_groups import TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -287,6 +287,10 @@ class RunReport:
         items = [item for group in groups for item in group]
         if not items:
             raise ConfigError(f"step {step.number} has no rollouts; there is nothing to train on")
+        if not rewards_of(items):
+            raise ConfigError(
+                f"all {len(items)} rollouts of step {step.number} failed; there is nothing to train on"
+            )
         lines = await step_lines(
             groups,
             step.number,
@@ -363,7 +367,7 @@ class RunReport:
                 name=name,
                 step=self.steps_done,
                 policy_version=version,
-                reward=statistics.fmean(item.reward or 0.0 for item in items),
+                reward=statistics.fmean(rewards_of(items)),
                 trajectories=len(items),
                 duration_s=time.monotonic() - started,
             )

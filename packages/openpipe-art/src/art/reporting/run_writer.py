@@ -282,7 +282,7 @@ class RunWriter:
         return {
             "step": float(step),
             "policy_version": float(version),
-            "reward": statistics.fmean(line.reward for line in lines),
+            "reward": statistics.fmean(line.reward for line in lines if line.reward is not None),
             "trajectories": float(len(lines)),
             "elapsed_s": self.steps[-1]["elapsed_s"] if self.steps else 0.0,
             "restored": 1.0,

@@ -4,6 +4,7 @@ Advantages are computed as the trainer computes them (:func:`art_dataplane.group
 the step), so a group whose rewards are all equal has none: nothing of it is trained on.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -16,7 +17,7 @@ from art.records import token_records
 from art.reporting.run_folder import ExchangeLine, TrajectoryLine
 from art.reporting.token_texts import Decoder, token_texts
 from art.train_config import TrainConfig
-from art.trajectories import Rollout, Trajectory, TrajectoryHandle
+from art.trajectories import Rollout, Trajectory, TrajectoryHandle, rewards_of
 from art.trajectory_groups import TrajectoryGroup
 from art_dataplane import TokenRecord, TrajectoryRecord, VersionSpan, group_advantages
 
@@ -77,8 +78,14 @@ def read_tokenizer(folder: Path) -> "Tokenizer":
 
 
 def sampled_rollouts(rollouts: Sequence[Rollout], count: int) -> tuple[int, ...]:
-    """Which ``count`` rollouts of a group to show: the worst, the best and evenly between them by reward."""
-    order = sorted(range(len(rollouts)), key=lambda index: rollouts[index].reward or 0.0)
+    """Which ``count`` rollouts of a group to show: the worst, the best and evenly between them by reward;
+    those that failed, which have none, come before the worst."""
+
+    def place_of(index: int) -> float:
+        reward = rollouts[index].reward
+        return -math.inf if reward is None else reward
+
+    order = sorted(range(len(rollouts)), key=place_of)
     if len(order) <= count:
         return tuple(range(len(order)))
     if count <= 1:
@@ -88,16 +95,22 @@ def sampled_rollouts(rollouts: Sequence[Rollout], count: int) -> tuple[int, ...]
 
 
 def advantages(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> list[list[float | None]]:
-    """The advantage of each rollout of each group; None where a group's rewards are all equal."""
-    filled = [group for group in groups if len(group)]
-    rewards = np.array([item.reward or 0.0 for group in filled for item in group], np.float64)
+    """The advantage of each rollout of each group; None where a group's rewards are all equal, and of
+    rollouts that failed, which take no part in those of the others."""
+    rewarded = [rewards_of(group) for group in groups]
+    filled = [rewards for rewards in rewarded if rewards]
     offsets = np.cumsum([0, *map(len, filled)])
-    computed = group_advantages(rewards, offsets, config.advantage_rule())
+    flat = np.array([reward for rewards in filled for reward in rewards], np.float64)
+    computed = group_advantages(flat, offsets, config.advantage_rule())
     by_group: Iterator[list[float | None]] = (
         [None] * int(end - start) if equal else computed.advantages[start:end].tolist()
         for start, end, equal in zip(offsets[:-1], offsets[1:], computed.is_zero_variance, strict=True)
     )
-    return [next(by_group) if len(group) else [] for group in groups]
+    result: list[list[float | None]] = []
+    for group, rewards in zip(groups, rewarded, strict=True):
+        worths = iter(next(by_group) if rewards else [])
+        result.append([None if item.reward is None else next(worths) for item in group])
+    return result
 
 
 async def step_lines(
@@ -167,6 +180,7 @@ async def exchanges_of(
 def sampled_by(items: Sequence[Rollout]) -> tuple[int, int] | None:
     """The lowest and the highest policy version that sampled the rollouts; None where nothing tells."""
     refs = [item.ref for item in items if isinstance(item, TrajectoryHandle) and item.ref is not None]
+    refs = [ref for ref in refs if ref.ok]
     if not refs:
         return None
     return min(ref.min_version for ref in refs), max(ref.max_version for ref in refs)
@@ -185,7 +199,8 @@ def trajectory_line(
     return TrajectoryLine(
         step=step,
         group=group,
-        reward=item.reward or 0.0,
+        reward=item.reward,
+        failure=str(item.error) if isinstance(item, TrajectoryHandle) and item.error is not None else "",
         advantage=advantage,
         metrics={name: float(value) for name, value in item.metrics.items()},
         metadata=dict(item.metadata),

@@ -5,8 +5,8 @@ const PAGE_ROWS = 100;
 
 const ORDERS = {
   "as sampled": null,
-  "reward, highest first": (row) => -row.r,
-  "reward, lowest first": (row) => row.r,
+  "reward, highest first": (row) => isNumber(row.r) ? -row.r : Infinity,
+  "reward, lowest first": (row) => isNumber(row.r) ? row.r : Infinity,
   "advantage, highest first": (row) => -row.a,
   "advantage, lowest first": (row) => row.a,
   "least likely tokens first": (row) => meanLogprob(row),
