@@ -188,6 +188,20 @@ def test_every_page_is_there_before_the_first_write(segments, run_id):
     reservation.abort()
 
 
+def test_the_segments_finished_last_are_kept(run_id):
+    with ShmSegmentStore(run_id, 1 << 20, recycle_bytes=4 * PAGE) as store:
+        small = [commit(store, b"a") for _ in range(4)]
+        large = commit(store, b"b" * (3 * PAGE))
+        inode = os.stat(f"/dev/shm/{large.name}").st_ino
+        for location in (*small, large):
+            store.drop(location, reusable=True)
+        assert (store.stats().spare_bytes, store.stats().used_bytes) == (4 * PAGE, 0)
+        assert os.stat(f"/dev/shm/{commit(store, b'c' * (3 * PAGE)).name}").st_ino == inode
+        too_large = commit(store, b"d" * (5 * PAGE))
+        store.drop(too_large, reusable=True)
+        assert store.stats().spare_bytes == PAGE
+
+
 def test_finished_segments_are_used_again_under_a_new_name(run_id):
     with ShmSegmentStore(run_id, 1 << 20, recycle_bytes=4 * PAGE) as store:
         first = commit(store, b"a" * (2 * PAGE))
@@ -210,7 +224,7 @@ def test_spare_segments_make_room_and_stay_within_their_bound(run_id):
         two, one, other = (commit(store, b"x" * size) for size in (2 * PAGE, PAGE, PAGE))
         for location in (two, one, other):
             store.drop(location, reusable=True)
-        assert store.stats().spare_bytes == 3 * PAGE
+        assert store.stats().spare_bytes == 2 * PAGE  # the third made room for itself
         commit(store, b"x" * (4 * PAGE))
         assert (store.stats().used_bytes, store.stats().spare_bytes) == (4 * PAGE, 0)
 

@@ -92,7 +92,7 @@ class NixlLocation(msgspec.Struct, frozen=True, tag="nixl"):
     Args:
         agent: name of the agent that registered the memory.
         metadata: what this agent tells others about itself and the registration, as NIXL encodes it.
-        descriptor: the memory's descriptor, as NIXL serializes it.
+        descriptor: address, region and checksum of the memory, sealed, as MessagePack.
         transfer_id: names the bytes to the agent's process.
         byte_count: how many bytes.
         backend: NIXL's backend that moves them, for example ``UCX``.

@@ -302,11 +302,14 @@ class ShmSegmentStore:
             lease = self._leases.lease_of(name)
             if lease is not None:
                 self._leases.revoke(lease.lease_id)
-            if reusable and self._spare_bytes() + segment.allocated <= self._recycle:
+            if reusable and segment.allocated <= self._recycle:
                 spare_name = self._new_name()
                 os.rename(SHM_DIRECTORY / name, SHM_DIRECTORY / spare_name)  # the old name must not resolve
                 if lock(segment.descriptor, USE_LOCK):
                     segment.location = None
+                    # What was finished last is wanted next; sizes that are not wanted any more go.
+                    while self._spare_bytes() + segment.allocated > self._recycle:
+                        self._drop_spare(next(iter(self._spare)))
                     self._spare[spare_name] = segment
                     return
                 self._still_mapped_count += 1
