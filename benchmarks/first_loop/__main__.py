@@ -9,9 +9,10 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
+from benchmarks import table
 from benchmarks.first_loop.counts import count
 from benchmarks.first_loop.messages import PlainResult, PlainSettings, PlainStep, Sample
 
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=12, metavar="N", help="default 12")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts, sampling and adapter")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where to write all figures")
+    table.add_json_option(parser)
     parser.add_argument(
         "--own-samples",
         action="store_true",
@@ -184,8 +185,10 @@ class _Benchmark:
                 f"{differences[0]:.1e} on the first step and {max(differences):.1e} at most (mean per step)"
             )
         print(report.parts(self._pairs))
-        if self._options.json is not None:
-            figures: dict[str, Any] = {
+        table.write(
+            self._options.json,
+            report.rows(self._pairs),
+            {
                 "options": {"steps": self._options.steps, "seed": self._options.seed}
                 | {"threads": self._options.threads, "own_samples": self._options.own_samples},
                 "versions": {
@@ -197,8 +200,8 @@ class _Benchmark:
                 "start_s": self._started.start_s if self._started else None,
                 "summary": summary,
                 "steps": self._pairs,
-            }
-            self._options.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
+            },
+        )
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 import statistics
 from collections.abc import Sequence
+from importlib.metadata import version
 
 import msgspec
 from benchmarks.first_loop.counts import Counts
 from benchmarks.first_loop.messages import PlainResult
 from benchmarks.first_loop.ours import OurStep
+from benchmarks.table import Row, compare
 
 HEADER = (
     "          ------------ plain loop -----------   --------------- ART ---------------\n"
@@ -91,6 +93,44 @@ def summarize(pairs: Sequence[Pair]) -> Summary:
         plain_sampling_s=statistics.median(pair.plain.sampling_s for pair in pairs),
         plain_training_s=_median([pair.plain.training_s for pair in both]),
     )
+
+
+def rows(pairs: Sequence[Pair]) -> list[Row]:
+    """The rows of the table of all benchmarks."""
+    peer = f"transformers {version('transformers')}"
+    found = [
+        compare(
+            f"step of `art demo`, {len(pairs)} steps",
+            peer,
+            [pair.ours_s for pair in pairs],
+            [pair.plain_s for pair in pairs],
+            unit="s",
+            aim=3.0,
+            note=f"a plain loop of transformers and peft {version('peft')}, mended where it was slow; "
+            "the same samples, weights, dtype and threads; float32 on processors",
+        ),
+        compare(
+            "  its rollout",
+            peer,
+            [pair.ours.rollout_s for pair in pairs],
+            [pair.plain.sampling_s for pair in pairs],
+            unit="s",
+            note="64 answers to 4 prompts",
+        ),
+    ]
+    both = [pair for pair in pairs if pair.ours.trained and pair.plain.trained]
+    if both:
+        found.append(
+            compare(
+                "  its training",
+                peer,
+                [pair.ours.train_s for pair in both],
+                [pair.plain.training_s for pair in both],
+                unit="s",
+                note="until the new policy is active in the server; steps in which both trained",
+            )
+        )
+    return found
 
 
 def parts(pairs: Sequence[Pair]) -> str:

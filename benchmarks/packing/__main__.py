@@ -2,17 +2,15 @@
 
 import argparse
 import gc
-import json
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
+from benchmarks import table
 from benchmarks.packing import merging, planning, writing
 
 PARTS = {"rows": planning.measure, "write": writing.measure, "merge": merging.measure}
@@ -27,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default all")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="default 5")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where to write all figures")
+    table.add_json_option(parser)
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.parts) - set(PARTS))
     if unknown:
@@ -36,23 +34,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"Python {platform.python_version()}, NumPy {np.__version__}, {os.cpu_count()} processors; medians "
         f"of {options.repeats} turns"
     )
-    results = {}
+    figures: dict[str, Any] = {}
+    rows: list[table.Row] = []
     for name in options.parts or PARTS:
         print()
-        results[name] = PARTS[name](_Turns(options.repeats), options.seed)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+        more, figures[name] = PARTS[name](_Turns(options.repeats), options.seed)
+        rows += more
+    table.write(options.json, rows, figures)
     return 0
 
 
 class _Turns:
-    """Lets the sides take turns and keeps the median of what each took."""
+    """Lets the sides take turns and keeps what each took."""
 
     def __init__(self, repeats: int) -> None:
         self._repeats = repeats
 
-    def __call__(self, **sides: Callable[[], Any]) -> tuple[dict[str, float], dict[str, Any]]:
-        """Seconds and last result of each side, by its name; all run once before anything is timed."""
+    def __call__(self, **sides: Callable[[], Any]) -> tuple[dict[str, list[float]], dict[str, Any]]:
+        """Seconds of all turns and last result of each side, by its name; all run once before that."""
         results = {name: side() for name, side in sides.items()}
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(self._repeats):
@@ -62,7 +61,7 @@ class _Turns:
                 begin = time.perf_counter()
                 results[name] = side()
                 seconds[name].append(time.perf_counter() - begin)
-        return {name: median(taken) for name, taken in seconds.items()}, results
+        return seconds, results
 
 
 if __name__ == "__main__":

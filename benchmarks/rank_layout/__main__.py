@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import table
 from benchmarks.rank_layout.task import sizes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,8 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("the two sides put a rank into different groups", file=sys.stderr)
         return 1
     _report(options.hosts, ours, megatron, single)
-    if options.json:
-        options.json.write_text(json.dumps({**results, "single_host": single}, indent=2) + "\n")
+    table.write(options.json, _rows(ours, megatron), {**results, "single_host": single})
     return 0
 
 
@@ -47,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--hosts", type=int, default=16_384, metavar="N", help="of 8 GPUs; default 16,384")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="default 5")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where to write all figures")
+    table.add_json_option(parser)
     return parser
 
 
@@ -98,6 +99,39 @@ def _report(
     )
     print(f"generate and answer / answer: {both / _seconds(ours, 'answer'):,.0f}")
     print(f"the groups of {len(ours[0]['groups'])} ranks are the same on both sides")
+
+
+def _rows(ours: list[dict[str, Any]], megatron: list[dict[str, Any]]) -> list[table.Row]:
+    def seconds(results: list[dict[str, Any]], *parts: str) -> list[float]:
+        return [sum(one["seconds"][part] for part in parts) for one in results]
+
+    peer = f"megatron-core {version('megatron-core')}"
+    theirs = seconds(megatron, "generate", "answer")
+    return [
+        table.compare(
+            f"groups of {ours[0]['ranks']:,} ranks",
+            peer,
+            seconds(ours, "specify", "compile", "answer"),
+            theirs,
+            note="ART: hosts and trainer written down, compiled with every check, five ranks asked; "
+            "megatron-core: RankGenerator makes all groups, which are then looked through; no imports",
+        ),
+        table.compare(
+            "  of one rank after another",
+            peer,
+            seconds(ours, "answer"),
+            theirs,
+            note="ART: the answer for five ranks alone, from a topology that is compiled already",
+        ),
+        table.compare(
+            "  most memory",
+            peer,
+            [one["peak_bytes"] for one in ours],
+            [one["peak_bytes"] - one["bytes_before"] for one in megatron],
+            unit="MiB",
+            note="ART: of the whole process, Python included; megatron-core: only what the groups add",
+        ),
+    ]
 
 
 def _seconds(results: list[dict[str, Any]], part: str) -> float:
