@@ -46,14 +46,16 @@ def record(group, index):
     )
 
 
-async def packed(worker, group):
+async def packed(worker, group, lease_s=600.0):
     """Packs two records of one group that are held here."""
     store = TrajectoryStore("here", 10, 1 << 16)
     queue = TrajectoryQueue(QueueLimits(groups=10, records=10, byte_count=1 << 16))
     await queue.put([store.put(record(group, index)) for index in range(2)], 1.0)
     selection = await queue.select(1, SelectionRule(), 1.0)
     way = await store.fetch(selection.refs, selection.lease, 1.0)
-    request = PackingRequest(selection, packed_sequence_length=64, ticket=1, policy_version=0)
+    request = PackingRequest(
+        selection, packed_sequence_length=64, ticket=1, policy_version=0, lease_s=lease_s
+    )
     return await worker.pack(request, [OwnerEntry("here", way)], 5.0)
 
 
@@ -91,3 +93,15 @@ async def test_an_owner_that_is_not_named_is_an_error(worker):
     request = PackingRequest(selection, packed_sequence_length=64, ticket=1, policy_version=0)
     with pytest.raises(PackingError, match="elsewhere"):
         await worker.pack(request, [], 5.0)
+
+
+async def test_batches_whose_lease_is_over_are_taken_back_before_the_next_is_packed(worker):
+    refs = [(await packed(worker, str(number), lease_s=1e-6)).ref for number in range(BATCHES_IN_FLIGHT)]
+    fresh = (await packed(worker, "fresh")).ref
+    held = [segment.name for segment in list_segments()]
+    assert fresh.location.name in held
+    assert not {ref.location.name for ref in refs}.intersection(held)
+    with pytest.raises(PackingError, match="its lease expired and it was taken back"):
+        await worker.release(refs[0].batch_id, Outcome.CONSUMED)
+    await worker.release(fresh.batch_id, Outcome.CONSUMED)
+    assert (await worker.stats()).segment_count == 0

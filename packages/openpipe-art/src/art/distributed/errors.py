@@ -1,6 +1,11 @@
 """The errors of the runtime. Each names the part it is about and what to do next."""
 
+from typing import TYPE_CHECKING
+
 from art.errors import ArtError
+
+if TYPE_CHECKING:
+    from art_dataplane import LostGroup
 
 
 class RuntimeFailure(ArtError):  # noqa: N818 - the base of what goes wrong while a runtime lives
@@ -45,6 +50,41 @@ class ActorDied(PartFailed):
 
     def __str__(self) -> str:
         return f"{self.role} died: {self.cause}{_MEMORY if self.cause == _KILLED else ''}"
+
+
+class GroupsLost(PartFailed):
+    """Records of some groups of a step are gone, for example since the worker that held them died.
+
+    Nothing was trained. The other groups are as good as before: give them to the next step, without those
+    whose handles have a ``ref.group_id`` among :attr:`group_ids`, and gather these again.
+
+    Args:
+        groups: exactly the groups concerned, with what each lost and why.
+        asked: how many groups the step was given.
+    """
+
+    def __init__(self, groups: "tuple[LostGroup, ...]", asked: int) -> None:
+        self.groups = groups
+        self.asked = asked
+        super().__init__(groups, asked)
+
+    @property
+    def group_ids(self) -> tuple[str, ...]:
+        """The ids of the groups concerned."""
+        return tuple(group.group_id for group in self.groups)
+
+    def __str__(self) -> str:
+        lost = "; ".join(
+            f"group {group.group_id} lost {len(group.record_ids)} records of {', '.join(group.owners)} "
+            f"({group.reason})"
+            for group in self.groups
+        )
+        rest = self.asked - len(self.groups)
+        more = f" The other {rest} are as good as before; train on them alone." if rest else ""
+        return (
+            f"{len(self.groups)} of {self.asked} groups lost records: {lost}. Nothing was trained; gather "
+            f"these again.{more}"
+        )
 
 
 class ActorTimeout(RuntimeFailure, TimeoutError):  # noqa: N818 - a TimeoutError

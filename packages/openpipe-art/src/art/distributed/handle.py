@@ -40,7 +40,7 @@ from art.distributed.service import (
     encode,
     method_signature,
 )
-from art_dataplane import arrays
+from art_dataplane import ProcessIdentity, arrays
 
 _CAUSE_WAIT_S = 2.0
 _GRACE_S = 2.0
@@ -88,6 +88,14 @@ class ActorHandle:
     def alive(self) -> bool:
         """Whether no death has been seen."""
         return self.died is None
+
+    @property
+    def process(self) -> ProcessIdentity | None:
+        """Its process, for whoever grants leases to it; None where it cannot be seen from here."""
+        if self._process is None:
+            return None
+        here = ProcessIdentity.current()  # of the same machine and namespace, or it were not watched
+        return ProcessIdentity(self._process.pid, self._process.start_ticks, here.namespace)
 
     def attach(self, actor: Any, proc_mesh: Any) -> None:
         """Gives the handle its Monarch ``actor`` and ``proc_mesh``. For the runtime."""

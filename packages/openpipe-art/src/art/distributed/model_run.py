@@ -6,9 +6,10 @@ batch into shared memory, the rank trains on it, and the new adapter is active i
 
 What always holds:
 
-- Groups are consumed from the queue before the rank steps on them, so nothing is trained on twice. Records
-  are dropped by their owners after the step; when no step was taken they are still there, and the same groups
-  can be given again.
+- Groups are consumed from the queue when they are packed and before the rank steps on them, so nothing is
+  trained on twice. When packing fails they wait again. Records are dropped by their owners after the step;
+  when no step was taken they are still there, and the same groups can be given again.
+- A group of which records are gone fails the step by name; the others can be given again.
 - A version is returned only when every member of the service runs it. Durability goes on beside the next
   steps; what fails there is raised by the next step, or by the close.
 """
@@ -19,18 +20,20 @@ import math
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from art.distributed.errors import RuntimeFailure
+from art.distributed.errors import ActorDied, RemoteError, RuntimeFailure
 from art.distributed.handle import ActorHandle
 from art.distributed.packing import BATCHES_IN_FLIGHT, OwnerEntry, PackingWorker
+from art.distributed.peer import PeerReference, data_plane_error
 from art.distributed.placement import Placed
 from art.distributed.runtime import ArtRuntime
 from art.distributed.services import RunningModelService, ServiceSettings
+from art.distributed.step_groups import StepGroups
 from art.distributed.step_metrics import packing_metrics, reward_metrics
 from art.distributed.trainer import DURABILITY, PUBLISH, MegatronTrainer
 from art.errors import ArtError, ConfigError
@@ -44,12 +47,10 @@ from art_dataplane import (
     Outcome,
     PackingRequest,
     PackingResult,
-    QueueError,
     QueueLimits,
+    RecordsLostError,
     Selection,
-    SelectionRule,
     ShmSegmentStore,
-    TrajectoryQueue,
     TrajectoryRef,
     TrajectoryStore,
     encode,
@@ -64,6 +65,7 @@ _GO_ON = "The run can go on from its last step on disk: start it again with resu
 _QUEUE_LIMITS = QueueLimits(groups=4096, records=1 << 20, byte_count=8 << 30)
 _RECORD_BYTES = 4 << 30
 _REMEMBERED = 1 << 20  # record ids that were trained on
+_FETCH_S = 60.0  # until the records that were made in this process are at hand
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +127,7 @@ class ModelRun:
         self._actors: list[ActorHandle] = []
         self._segments = ShmSegmentStore(runtime.run_id, _RECORD_BYTES)
         self._store = TrajectoryStore(CONTROLLER, 1 << 20, _RECORD_BYTES, segments=self._segments)
-        self._queue = TrajectoryQueue(_QUEUE_LIMITS)
+        self._groups = StepGroups(_QUEUE_LIMITS, self._end_of)
         self._ticket = 0
         self._trained: OrderedDict[str, int] = OrderedDict()
         self._warned_of_truncation = False
@@ -211,9 +213,8 @@ class ModelRun:
         if not refs:
             raise ConfigError("there is nothing to train on: no group holds a trajectory")
         self._check_untrained(refs)
-        selection = await self._selected(refs)
         self._progress("packing")
-        packed = await self._packed(selection, config)
+        selection, packed = await self._packed(refs, config)
         self._warn_of_truncation(packed)
         metrics = reward_metrics(groups)
         metrics |= packing_metrics(packed)
@@ -222,7 +223,11 @@ class ModelRun:
             await self._drop(selection.refs)
             return TrainResult(self._version, metrics | {"skipped": 1.0})
         self._progress("training")
-        completed, snapshot_bytes = await self._stepped(packed, config)
+        try:
+            completed, snapshot_bytes = await self._stepped(packed, config)
+        except BaseException:
+            await self._drop_own(selection.refs)  # given again, they are put again
+            raise
         self._version = completed.version
         self._remember(selection.refs)
         await self._drop(selection.refs)
@@ -303,25 +308,22 @@ class ModelRun:
                 refs.append(self._store.put(trajectory_record(item, group_id=group_id)))
         return refs
 
-    async def _selected(self, groups: list[list[TrajectoryRef]]) -> Selection:
-        rpc_timeout_s = self._runtime.topology.rpc_timeout_s
-        waiting = 0
-        try:
-            for refs in groups:
-                await self._queue.put(refs, rpc_timeout_s)
-                waiting += 1
-        except BaseException as error:
-            if waiting:  # the next step must not find them
-                taken = await self._queue.select(waiting, SelectionRule(), rpc_timeout_s)
-                self._queue.release(taken.lease, Outcome.CONSUMED)
-            if isinstance(error, QueueError):
-                raise ConfigError(f"these groups cannot be trained on together: {error}") from error
-            raise
-        return await self._queue.select(len(groups), SelectionRule(), rpc_timeout_s)
-
-    async def _packed(self, selection: Selection, config: TrainConfig) -> PackingResult:
-        """Packs and consumes the selection; on any error the groups are the caller's again."""
+    async def _packed(
+        self, groups: list[list[TrajectoryRef]], config: TrainConfig
+    ) -> tuple[Selection, PackingResult]:
+        """Takes the groups, packs and consumes them; on any error they wait again, but for those that lost
+        records."""
         assert self._packer is not None
+        packer = self._packer
+        deadline_s = self._runtime.topology.rpc_timeout_s
+        await self._drop_own(await self._groups.withdraw_others(groups, deadline_s))
+        selection = await self._groups.take(
+            groups,
+            holder=packer.name,
+            process=packer.process,
+            lease_s=3 * deadline_s + _FETCH_S,
+            deadline_s=deadline_s,
+        )
         self._ticket += 1
         request = PackingRequest(
             selection=selection,
@@ -331,42 +333,87 @@ class ModelRun:
             advantage=config.advantage_rule(),
             lease_s=max(600.0, 2 * self._settings.step_timeout_s),
         )
-        deadline_s = self._runtime.topology.rpc_timeout_s
         try:
             owners = await self._owners(selection)
-            result: PackingResult = await self._runtime.failures.guard(
-                self._packer.call("pack", request, owners, deadline_s, deadline_s=2 * deadline_s)
-            )
+            async with self._telling_deaths(owners):
+                result: PackingResult = await self._runtime.failures.guard(
+                    packer.call("pack", request, owners, deadline_s, deadline_s=2 * deadline_s)
+                )
+        except BaseException as error:
+            lost = _lost_records(error)
+            if not packer.alive:
+                self._groups.holder_died(packer.name)
+            elif lost is not None:
+                raise self._groups.lose(selection, lost) from error
+            else:
+                self._groups.give_back(selection)
+            raise
+        try:
+            self._groups.consume(selection)
+        except RuntimeFailure:
+            if result.ref is not None:
+                await self._release(result.ref.batch_id, Outcome.DISCARDED)
+            raise
+        return selection, result
+
+    @contextlib.asynccontextmanager
+    async def _telling_deaths(self, owners: list[OwnerEntry]) -> AsyncIterator[None]:
+        """Meanwhile the packing worker, which does not see it, is told of each owner that dies."""
+        packer = self._packer
+        assert packer is not None
+
+        async def watch(handle: ActorHandle, way: PeerReference) -> None:
+            died = await handle.wait_died()
+            with contextlib.suppress(RuntimeFailure):  # then the call that packs fails, and says why
+                await packer.call(
+                    "owner_died", way, str(died), deadline_s=self._runtime.topology.rpc_timeout_s
+                )
+
+        actors = self._runtime.actors
+        watches = [
+            asyncio.create_task(watch(actors[entry.name], entry.way))
+            for entry in owners
+            if isinstance(entry.way, PeerReference)
+        ]
+        try:
+            yield
         finally:
-            self._queue.release(selection.lease, Outcome.CONSUMED)
-        return result
+            for each in watches:
+                each.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
 
     async def _owners(self, selection: Selection) -> list[OwnerEntry]:
         entries = []
         for name in sorted({ref.owner for ref in selection.refs}):
             if name == CONTROLLER:
                 mine = [ref for ref in selection.refs if ref.owner == CONTROLLER]
-                entries.append(OwnerEntry(name, await self._store.fetch(mine, selection.lease, 60.0)))
+                entries.append(OwnerEntry(name, await self._store.fetch(mine, selection.lease, _FETCH_S)))
             else:
-                entries.append(OwnerEntry(name, self._owner(name).peer_reference()))
+                entries.append(OwnerEntry(name, self._runtime.actors[name].peer_reference()))
         return entries
 
-    def _owner(self, name: str) -> ActorHandle:
+    def _end_of(self, name: str) -> str | None:
+        """Why the owner of this name is gone; None while it lives."""
+        if name == CONTROLLER:
+            return None
         handle = self._runtime.actors.get(name)
         if handle is None:
-            raise RuntimeFailure(f"the owner {name!r} of a trajectory is not part of this runtime (any more)")
-        if handle.died is not None:
-            raise handle.died
-        return handle
+            return f"{name!r} is not part of this runtime (any more)"
+        return None if handle.died is None else str(handle.died)
 
     async def _drop(self, refs: tuple[TrajectoryRef, ...]) -> None:
-        """Tells the owners that the records are done with."""
-        for name in {ref.owner for ref in refs}:
-            theirs = [ref for ref in refs if ref.owner == name]
-            if name == CONTROLLER:
-                await self._store.drop(theirs)
-            else:
-                await self._owner(name).call("drop", theirs, deadline_s=self._runtime.topology.rpc_timeout_s)
+        """Tells the owners that the records are done with; those of an owner that is gone are gone, too."""
+        await self._drop_own(refs)
+        for name in {ref.owner for ref in refs} - {CONTROLLER}:
+            handle = self._runtime.actors.get(name)
+            if handle is not None:
+                theirs = [ref for ref in refs if ref.owner == name]
+                with contextlib.suppress(ActorDied):
+                    await handle.call("drop", theirs, deadline_s=self._runtime.topology.rpc_timeout_s)
+
+    async def _drop_own(self, refs: Iterable[TrajectoryRef]) -> None:
+        """Forgets the records that were made in this process."""
+        await self._store.drop([ref for ref in refs if ref.owner == CONTROLLER])
 
     async def _stepped(self, packed: PackingResult, config: TrainConfig) -> tuple[Completed, int]:
         assert packed.ref is not None
@@ -416,6 +463,15 @@ class ModelRun:
         )
         self._segments.close()
         return [result for result in results if isinstance(result, Exception)]
+
+
+def _lost_records(error: BaseException) -> RecordsLostError | None:
+    """What a packing worker said of lost records, also where the failure of another part was told first."""
+    for each in (error, error.__cause__):
+        known = data_plane_error(each) if isinstance(each, RemoteError) else None
+        if isinstance(known, RecordsLostError):
+            return known
+    return None
 
 
 async def _together[*Results](*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
