@@ -244,7 +244,7 @@ async def test_the_sink_keeps_its_lease_until_the_files_are_written(tmp_path, po
     sink = DurabilitySink(store)
     lane = SinkLane("durability", sink)
     slot, _ = await snapshot(pool, 1)
-    lane.submit(slot.lease())
+    lane.submit(slot.lease("durability"))
     slot.release()
     assert pool.held == 1
     receipt = await lane.wait(1, 30.0)
@@ -253,7 +253,7 @@ async def test_the_sink_keeps_its_lease_until_the_files_are_written(tmp_path, po
         while pool.held:  # noqa: ASYNC110 (the condition has no event)
             await asyncio.sleep(0.001)
     unnamed, _ = await snapshot(pool, 2, generation=False)
-    lane.submit(unnamed.lease())
+    lane.submit(unnamed.lease("durability"))
     unnamed.release()
     with pytest.raises(DurabilityError, match="names the generation None"):
         await lane.wait(2, 30.0)
@@ -288,7 +288,7 @@ async def test_the_pool_is_bounded_and_serves_waiters_in_order(pool):
 
 async def test_a_snapshot_lives_until_its_last_lease_and_releasing_twice_is_once(pool, run_id):
     slot, _ = await snapshot(pool, 1)
-    leases = [slot.lease(), slot.lease()]
+    leases = [slot.lease("publish"), slot.lease("durability")]
     slot.release()
     leases[0].release()
     leases[0].release()

@@ -662,6 +662,20 @@ async def test_misuse_is_named(runtime, batches, make_rank, job):
         await loaded.load(1.0)
 
 
+async def test_a_sink_that_is_stuck_loses_its_slot_and_is_told_with_the_next_step(make_rank, job, run_id):
+    sink = Collector()
+    run = TrainingRunSpec(run_id=run_id, snapshot_lease_s=1.0)
+    rank = await make_rank({"slow": sink}, run=run, snapshot_capacity=1)
+    sink.hold.clear()
+    await rank.publish_current(DEADLINE_S)
+    completed = (await collect(rank, job(0)))[-1]  # waits for the slot until the lease is over
+    assert isinstance(completed, Completed)
+    assert "the lease of 'slow' (fence 1) on version 0 expired after 1 s" in completed.sink_errors["slow@0"]
+    assert completed.receipts == ()
+    sink.hold.set()
+    await rank.wait_sink("slow", 1, DEADLINE_S)
+
+
 async def test_publish_current_respects_the_pool(make_rank):
     sink = Collector()
     rank = await make_rank({"slow": sink}, snapshot_capacity=1)

@@ -129,6 +129,7 @@ def test_specs_survive_the_wire_and_refuse_unknown_fields():
         (lambda: TrainingRunSpec(run_id=1), "run_id is the int 1"),
         (lambda: TrainingRunSpec(run_id="a b"), "run_id is 'a b'"),
         (lambda: TrainingRunSpec(run_id="a", resume_from="latest"), "generations_dir is None"),
+        (lambda: TrainingRunSpec(run_id="a", snapshot_lease_s=0), "snapshot_lease_s is 0"),
     ],
 )
 def test_contradictions_are_refused_with_their_numbers(make, message):

@@ -95,7 +95,7 @@ class ActiveRun:
                 if manifest.version in self.durable_versions:
                     continue
                 self.durable_versions.add(manifest.version)
-            lane.submit(slot.lease())
+            lane.submit(slot.lease(name, self.spec.snapshot_lease_s))
         slot.release()
         return manifest
 

@@ -3,9 +3,13 @@
 import asyncio
 from collections import OrderedDict
 
-from art_dataplane import Receipt, SnapshotLease, SnapshotSink
+from art_dataplane import LeaseError, Receipt, SnapshotLease, SnapshotSink
 from art_trainer.errors import SinkError
+from art_trainer.snapshots import PoolLease
 
+_LOOK_S = 0.5  # how often a lease is looked at while its sink is at work
+_RENEW_S = 30.0  # how often a lease that a sink keeps is renewed, at least
+_CANCEL_S = 1.0  # for a sink to end that is cancelled
 _REMEMBERED = 256  # finished versions whose receipts can still be asked for
 
 
@@ -13,7 +17,9 @@ class SinkLane:
     """One sink's queue: versions are submitted one after another, and their outcomes can be waited for.
 
     Invariants: a lease that is given to :meth:`submit` is released by the sink or, when the sink never got
-    it, here; an error stays until somebody has seen it. Belongs to one event loop.
+    it, here; an error stays until somebody has seen it. A sink whose lease on a version ends before its
+    receipt is cancelled, its receipt does not count, and the next version has its turn. A lease that the sink
+    keeps after its receipt is renewed here until the sink releases it. Belongs to one event loop.
     """
 
     def __init__(self, name: str, sink: SnapshotSink) -> None:
@@ -23,6 +29,7 @@ class SinkLane:
         self._turn = asyncio.Lock()
         self._outcomes: OrderedDict[int, asyncio.Future[Receipt]] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._keeping: set[asyncio.Task[None]] = set()
         self._unseen: dict[int, BaseException] = {}
         self._untold: list[Receipt] = []
 
@@ -61,14 +68,19 @@ class SinkLane:
         return receipts
 
     async def drain(self, deadline_s: float) -> bool:
-        """Waits for everything submitted; cancels what is left at the deadline and returns False then."""
+        """Waits for everything submitted; cancels what is left at the deadline and returns False then.
+
+        What the sink keeps is not renewed any more.
+        """
+        for keeping in self._keeping:
+            keeping.cancel()
         if not self._tasks:
             return True
         _, pending = await asyncio.wait(set(self._tasks), timeout=deadline_s)
         for task in pending:
             task.cancel()
         if pending:
-            await asyncio.wait(pending, timeout=1.0)
+            await asyncio.wait(pending, timeout=2 * _CANCEL_S)
         return not pending
 
     def _outcome(self, version: int) -> asyncio.Future[Receipt]:
@@ -83,8 +95,10 @@ class SinkLane:
         version, handed_over = lease.manifest.version, False
         try:
             async with self._turn:
+                if isinstance(lease, PoolLease):
+                    lease.check()
                 handed_over = True
-                receipt = await self._sink.submit(lease)
+                receipt = await self._receipt(lease)
             if receipt.version != version:
                 raise SinkError(
                     f"sink {self.name!r} was given version {version} and returned "
@@ -105,3 +119,40 @@ class SinkLane:
         else:
             self._untold.append(receipt)
             outcome.set_result(receipt)
+            if isinstance(lease, PoolLease) and lease.is_held:
+                keeping = asyncio.get_running_loop().create_task(_keep(lease))
+                self._keeping.add(keeping)
+                keeping.add_done_callback(self._keeping.discard)
+
+    async def _receipt(self, lease: SnapshotLease) -> Receipt:
+        """What the sink says of a snapshot.
+
+        Raises:
+            LeaseError: the lease ended before.
+            Exception: the sink's own error.
+        """
+        if not isinstance(lease, PoolLease):
+            return await self._sink.submit(lease)
+        working = asyncio.ensure_future(self._sink.submit(lease))
+        try:
+            while not working.done():
+                lease.check()
+                await asyncio.wait({working}, timeout=min(_LOOK_S, lease.lease.duration_s / 4))
+            receipt = working.result()
+            lease.check()
+            return receipt
+        finally:
+            if not working.done():
+                working.cancel()
+                working.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen
+                await asyncio.wait({working}, timeout=_CANCEL_S)
+
+
+async def _keep(lease: PoolLease) -> None:
+    """Renews a lease until its sink releases it."""
+    while lease.is_held:
+        try:
+            lease.renew()
+        except LeaseError:
+            return  # it ended between the two lines
+        await asyncio.sleep(min(_RENEW_S, lease.lease.duration_s / 4))

@@ -184,6 +184,10 @@ class TrainerRuntimeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         _whole_number(f"{name}.threads", self.threads, 1, 1, 4096)
 
 
+SNAPSHOT_LEASE_S = 1800.0
+"""Seconds that a sink may be at work on one snapshot unless told otherwise."""
+
+
 class TrainingRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One run on a warm trainer.
 
@@ -194,16 +198,21 @@ class TrainingRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         resume_from: ``None`` starts at version 0 and requires a folder without generations; ``"latest"``
             takes the generation of the highest version, or version 0 when there is none; anything else
             names a generation.
+        snapshot_lease_s: seconds that a sink may be at work on one snapshot before its slot is taken back.
 
     Raises:
-        SpecError: the id is malformed, or ``resume_from`` is given without ``generations_dir``.
+        SpecError: the id is malformed, ``resume_from`` is given without ``generations_dir``, or the seconds
+            are not positive.
     """
 
     run_id: str
     generations_dir: str | None = None
     resume_from: str | None = None
+    snapshot_lease_s: float = SNAPSHOT_LEASE_S
 
     def __post_init__(self) -> None:
+        name = "TrainingRunSpec.snapshot_lease_s"
+        _number(name, self.snapshot_lease_s, SNAPSHOT_LEASE_S, "above 0", lambda seconds: seconds > 0)
         _instance("TrainingRunSpec.run_id", self.run_id, str)
         _require(
             re.fullmatch(r"[A-Za-z0-9_.\-]{1,96}", self.run_id) is not None,
