@@ -220,6 +220,7 @@ class MegatronBackend:
         Raises:
             ConfigError: the model is not registered, or there is nothing in the groups.
             RecordError: a trajectory carries no token records.
+            GroupsLost: records are gone with the worker that held them; it names the groups concerned.
             RuntimeFailure: a part died or failed; it is named, with its cause.
         """
         registered = self._models.get(model.name)
