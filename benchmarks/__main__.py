@@ -1,6 +1,7 @@
 """``python -m benchmarks``: runs the benchmarks and prints one table; run from the repository's root."""
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for benchmark in SUITE:
             print(f"{benchmark.name:<15}{benchmark.about}")
         return 0
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # ends the running benchmark first, as Ctrl-C does
     chosen = [benchmark for benchmark in SUITE if not options.names or benchmark.name in options.names]
     where = page.machine()
     for name, value in where.items():

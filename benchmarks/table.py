@@ -1,7 +1,7 @@
 """What every benchmark tells in one form, and the one table that is made of it.
 
-A benchmark keeps its own printout. With ``--json OUT`` it writes ``{"rows": [...], ...}``: rows as
-:class:`Row`, beside them all figures in a form of its own.
+A benchmark keeps its own printout. With ``--json OUT`` it writes ``{"rows": [...], "figures": {...}}``: rows
+as :class:`Row`, and all figures in a form of its own.
 """
 
 import argparse
@@ -100,7 +100,7 @@ _SCALES = {"s": 1.0, "ms": 1e3, "us": 1e6, "MiB": 2.0**-20, "rows": 1, "tokens":
 def write(path: Path | None, rows: Sequence[Row], figures: Mapping[str, Any]) -> None:
     """Writes the file of ``--json``, if one was asked for."""
     if path is not None:
-        content = {"rows": rows, **figures}
+        content = {"rows": rows, "figures": figures}
         path.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 
@@ -113,11 +113,17 @@ def read(path: Path) -> list[Row]:
     return msgspec.json.decode(path.read_bytes(), type=Result).rows
 
 
-def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """The option that all benchmarks share."""
-    parser.add_argument(
+def parser(name: str, description: str, *, repeats: int | None = None) -> argparse.ArgumentParser:
+    """A benchmark's parser with what all of them take: ``--json``, and ``--repeats`` with its default."""
+    made = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    made.add_argument(
         "--json", type=Path, metavar="OUT", help="where to write the rows of the table and all figures"
     )
+    if repeats is not None:
+        made.add_argument(
+            "--repeats", type=int, default=repeats, metavar="N", help=f"turns of each side; default {repeats}"
+        )
+    return made
 
 
 def ratio_text(ratio: float | None) -> str:

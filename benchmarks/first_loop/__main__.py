@@ -50,14 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.first_loop",
-        description="The demo's task in a plain loop of transformers and peft, step by step beside ART's.",
+    parser = table.parser(
+        "first_loop", "The demo's task in a plain loop of transformers and peft, step by step beside ART's."
     )
     parser.add_argument("--steps", type=int, default=12, metavar="N", help="default 12")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts, sampling and adapter")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
-    table.add_json_option(parser)
     parser.add_argument(
         "--own-samples",
         action="store_true",

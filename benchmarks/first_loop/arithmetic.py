@@ -84,8 +84,12 @@ def bound_s(counts: Counts, rates: Rates) -> tuple[float, float]:
     return sampling, 2 * rates.model_s(counts.trained_rows) + 2 * rates.vocabulary_s(counts.predicting_rows)
 
 
-class _File(msgspec.Struct, frozen=True):
+class _Figures(msgspec.Struct, frozen=True):
     steps: list[Pair]
+
+
+class _File(msgspec.Struct, frozen=True):
+    figures: _Figures
 
 
 def main() -> int:
@@ -94,7 +98,7 @@ def main() -> int:
     parser.add_argument("file", type=Path, metavar="OUT", help="written by python -m benchmarks.first_loop")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     options = parser.parse_args()
-    pairs = msgspec.json.decode(options.file.read_bytes(), type=_File).steps
+    pairs = msgspec.json.decode(options.file.read_bytes(), type=_File).figures.steps
     rates = Rates(SMOLLM2_135M, options.threads)
     for rows in (64, 180, 400):
         linear, vocabulary = rates.gflops(rows)

@@ -48,14 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.nixl",
-        description="Reads the same bytes from another process by NIXL alone and by NixlTransport, in turn.",
+    parser = table.parser(
+        "nixl",
+        "Reads the same bytes from another process by NIXL alone and by NixlTransport, in turn.",
+        repeats=15,
     )
     parser.add_argument("--ways", nargs="+", choices=list(_WAYS), default=list(_WAYS), metavar="WAY")
     parser.add_argument("--mebibytes", type=int, nargs="+", default=[1, 16, 64, 256], metavar="N")
-    parser.add_argument("--repeats", type=int, default=15, metavar="N", help="default 15")
-    table.add_json_option(parser)
     return parser
 
 

@@ -1,6 +1,5 @@
 """``python -m benchmarks.packing``; run from the repository's root."""
 
-import argparse
 import gc
 import os
 import platform
@@ -18,14 +17,11 @@ PARTS = {"rows": planning.measure, "write": writing.measure, "merge": merging.me
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures the parts that are asked for; returns an exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.packing",
-        description="Packs the same sequences with ART, NeMo-RL's procedure, TRL and AReaL.",
+    parser = table.parser(
+        "packing", "Packs the same sequences with ART, NeMo-RL's procedure, TRL and AReaL.", repeats=5
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default all")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="default 5")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
-    table.add_json_option(parser)
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.parts) - set(PARTS))
     if unknown:

@@ -67,10 +67,10 @@ def measure(turns: Callable[..., Any], seed: int) -> tuple[list[Row], dict[str, 
     for side, name in names.items():
         print(f"  {name:<52}{1e3 * median(seconds[side]):9.1f} ms {rows.get(side, rows['art']):6,} rows")
     table = []
-    for side, what in (("art", "checks, advantages, plan, write"), ("art_without_checks", "plan and write")):
-        for peer, content in (("trl", "the same content"), ("trl_ids", "ids only")):
+    for side, what in (("art_without_checks", "plan and write"), ("art", "  with all checks")):
+        for peer, content in (("trl", "same content"), ("trl_ids", "ids only")):
             row = compare(
-                f"{what}; {content}",
+                f"{what}, {content}",
                 f"TRL {version}",
                 seconds[side],
                 seconds[peer],

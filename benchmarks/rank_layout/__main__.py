@@ -42,13 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rank_layout",
-        description="Compiles a large topology and answers which groups a rank is in, beside megatron-core.",
+    parser = table.parser(
+        "rank_layout",
+        "Compiles a large topology and answers which groups a rank is in, beside megatron-core.",
+        repeats=5,
     )
     parser.add_argument("--hosts", type=int, default=16_384, metavar="N", help="of 8 GPUs; default 16,384")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="default 5")
-    table.add_json_option(parser)
     return parser
 
 
@@ -117,7 +116,7 @@ def _rows(ours: list[dict[str, Any]], megatron: list[dict[str, Any]]) -> list[ta
             "megatron-core: RankGenerator makes all groups, which are then looked through; no imports",
         ),
         table.compare(
-            "  of one rank after another",
+            "  of five ranks, once compiled",
             peer,
             seconds(ours, "answer"),
             theirs,

@@ -48,9 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.routes",
-        description="Puts the routes of a mixture-of-experts model into a batch, beside two plain ways.",
+    parser = table.parser(
+        "routes",
+        "Puts the routes of a mixture-of-experts model into a batch, beside two plain ways.",
+        repeats=9,
     )
     for name, default, what in (
         ("groups", 16, "groups of trajectories"),
@@ -60,12 +61,10 @@ def _parser() -> argparse.ArgumentParser:
         ("layers", 48, "layers with experts"),
         ("topk", 8, "experts of each token in each layer"),
         ("experts", 256, "experts of a layer"),
-        ("repeats", 9, "turns of each way"),
     ):
         parser.add_argument(
             f"--{name}", type=int, default=default, metavar="N", help=f"{what}; default {default}"
         )
-    table.add_json_option(parser)
     return parser
 
 
@@ -159,7 +158,7 @@ def _rows(figures: dict[str, list[float]]) -> list[table.Row]:
     ways = ("token by token", "by index")
     rows = [
         table.compare(
-            "routes of a planned batch in its order",
+            "routes of a planned batch, in order",
             name,
             figures["place"],
             figures[name],

@@ -73,16 +73,15 @@ def _too_long(number: int, frame: FrameType | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.shared_memory",
-        description="Hands an array to two processes, beside torch.multiprocessing and Ray's object store.",
+    parser = table.parser(
+        "shared_memory",
+        "Hands an array to two processes, beside torch.multiprocessing and Ray's object store.",
+        repeats=15,
     )
     parser.add_argument("--mib", type=int, default=128, metavar="N", help="size of the array; default 128")
-    parser.add_argument("--repeats", type=int, default=15, metavar="N", help="turns of each side; default 15")
     parser.add_argument(
         "--without", nargs="*", choices=("torch", "ray"), default=[], help="peers to leave out"
     )
-    table.add_json_option(parser)
     return parser
 
 
@@ -139,8 +138,8 @@ def _rows(mib: int, figures: dict[str, dict[str, list[float]]]) -> list[table.Ro
     ours, fresh = "art-dataplane", "art-dataplane, new pages"
     torch, ray, ray_fresh = "torch.multiprocessing", "Ray's object store", "Ray's object store, new pages"
     pairs = (
-        (ours, torch, "torch", "memory used again", "torch has no memory to use again"),
-        (ours, ray, "ray", "memory used again", "both write into memory that held another array before"),
+        (ours, torch, "torch", "used again", "torch has no memory to use again"),
+        (ours, ray, "ray", "used again", "both write into memory that held another array before"),
         (fresh, ray_fresh, "ray", "new pages", "both write into pages that nobody had before"),
     )
     rows = []
@@ -149,7 +148,7 @@ def _rows(mib: int, figures: dict[str, dict[str, list[float]]]) -> list[table.Ro
             continue
         rows += [
             table.compare(
-                f"{mib} MiB to 2, {what}, {pages}",
+                f"{mib} MiB {what} by 2, {pages}",
                 f"{package} {version(package)}",
                 figures[own][key],
                 figures[peer][key],
@@ -164,7 +163,7 @@ def _rows(mib: int, figures: dict[str, dict[str, list[float]]]) -> list[table.Ro
     if torch in figures:
         rows.append(
             table.compare(
-                f"{mib} MiB to 2, mapped, new pages",
+                f"{mib} MiB mapped by 2, new pages",
                 f"torch {version('torch')}",
                 [median(figures[fresh]["mapped"])],
                 [median(figures[torch]["mapped"])],
@@ -174,7 +173,7 @@ def _rows(mib: int, figures: dict[str, dict[str, list[float]]]) -> list[table.Ro
         )
     rows.append(
         table.alone(
-            f"{mib} MiB to 2, written in place",
+            f"{mib} MiB mapped by 2, in place",
             figures[_WRITTEN]["mapped"],
             most=1.0,
             note="the batch that packing wrote: commit, lease, message, two mappings; peers copy "

@@ -51,14 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.stream",
-        description="Reads the same segment from another process by a bare socket and by StreamTransport.",
+    parser = table.parser(
+        "stream",
+        "Reads the same segment from another process by a bare socket and by StreamTransport.",
+        repeats=9,
     )
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1; or ::1")
     parser.add_argument("--mebibytes", type=int, nargs="+", default=[1, 8, 64, 128, 256, 512], metavar="N")
-    parser.add_argument("--repeats", type=int, default=9, metavar="N", help="default 9")
-    table.add_json_option(parser)
     return parser
 
 

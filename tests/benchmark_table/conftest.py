@@ -1,7 +1,8 @@
 """The benchmarks are a folder of the repository, not an installed package."""
 
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ sys.path.insert(0, str(ROOT))
 
 
 @pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, str]], None]]:
     """Takes programs by name and lets them be all the benchmarks that there are."""
 
     def plant(programs: dict[str, str]) -> None:
@@ -39,4 +40,6 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[s
         monkeypatch.setattr(running, "ROOT", tmp_path)
         monkeypatch.setattr(running, "_GRACE_S", 1.0)
 
-    return plant
+    handler = signal.getsignal(signal.SIGTERM)  # the program sets its own
+    yield plant
+    signal.signal(signal.SIGTERM, handler)

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,10 +113,22 @@ def test_a_benchmark_that_does_not_end_is_ended_with_all_that_it_started(planted
 
     planted({"hangs": STUBBORN})
     with pytest.raises(running.BenchmarkFailedError, match="not done within 1 s") as caught:
-        running.run(os.sys.executable, ["planted.hangs"], 1.0)
+        running.run(sys.executable, ["planted.hangs"], 1.0)
     found = re.search(r"child (\d+)", str(caught.value))
     assert found
     assert _is_gone(int(found[1]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_benchmark_as_well(number: int, planted: Plant, tmp_path: Path) -> None:
+    from benchmarks.__main__ import main
+
+    told = tmp_path / "pid"
+    interrupt = f"import os, pathlib; pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
+    planted({"hangs": interrupt + f"os.kill(os.getppid(), {int(number)}); import time; time.sleep(600)"})
+    with pytest.raises(KeyboardInterrupt):
+        main([])
+    assert _is_gone(int(told.read_text()))
 
 
 def test_an_unknown_name_is_refused(planted: Plant, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SAMPLE = {
-    "seconds": {"anything": [1.0]},
+    "figures": {"anything": [1.0]},
     "rows": [
         {
             "what": "merge prefixes, shuffled",
@@ -90,9 +90,9 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
     (tmp_path / "rows.json").write_text(json.dumps(SAMPLE))
     rows = table.read(tmp_path / "rows.json")
-    table.write(tmp_path / "again.json", rows, {"seconds": [1.0]})
+    table.write(tmp_path / "again.json", rows, {"rows": [1.0]})
     assert table.read(tmp_path / "again.json") == rows
-    assert json.loads((tmp_path / "again.json").read_text())["seconds"] == [1.0]
+    assert json.loads((tmp_path / "again.json").read_text())["figures"] == {"rows": [1.0]}
 
 
 def test_the_page_has_machine_command_rows_and_notes(tmp_path: Path) -> None:
