@@ -230,17 +230,24 @@ def load_hardware(path: str | Path, *, base: HardwareTable | None = None) -> Har
     An entry with a name that ``base`` has replaces it.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, is no regular file, or has more than 64 MiB.
         SpecError: it is not TOML, an entry is malformed or incomplete, or a node names a GPU or link that
             is not in the table. The message begins with ``path:line:`` where the place is known.
     """
     from pathlib import Path
 
+    from art_topology.readers import normalized
+    from art_topology.reading import read_regular
+
     path = Path(path)
+    data = read_regular(path)
     try:
-        return parse_hardware(path.read_text(encoding="utf-8"), base=base, name=str(path))
+        text = normalized(data.decode())
     except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: not UTF-8: {error}") from error
+        raise SpecError(
+            f"{path}: not UTF-8: byte {data[error.start]:#04x} at offset {error.start}"
+        ) from error
+    return parse_hardware(text, base=base, name=str(path))
 
 
 def parse_hardware(

@@ -5,11 +5,13 @@ Whatever the bytes are: nothing in here raises anything but :class:`SpecError`.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from art_topology.diagnostics import Diagnostic, severity_of
 from art_topology.positions import Place, SourceText, Span, path_of
+from art_topology.reading import FileRefusedError, TooLargeError, read_regular
 from art_topology.spec import SpecError
 
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ FileFormat = Literal["toml", "yaml", "json"]
 FORMATS: dict[str, FileFormat] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 """Suffixes and the formats they stand for."""
 
-MOST_BYTES = 64 * 2**20
 MOST_LEVELS = 64
 """More than any topology has, less than what makes a parser give up."""
 
@@ -36,31 +37,42 @@ def read_file(path: Path) -> tuple[SourceText, FileFormat]:
         SpecError: it cannot be read, is too large, is not UTF-8, or its suffix is of no format.
     """
     kind = FORMATS.get(path.suffix.lower())
+    if os.path.isdir(path):
+        raise _unreadable(path, "it is a folder", f"name a file in it: {', '.join(FORMATS)}")
+    if kind is None:
+        raise _unreadable(
+            path,
+            f"its suffix {path.suffix!r} says no format" if path.suffix else "it has no suffix",
+            f"use one of {', '.join(FORMATS)}, or --format toml, yaml or json",
+        )
+    return read_file_as(path, kind), kind
+
+
+def read_file_as(path: Path, kind: FileFormat) -> SourceText:
+    """The text of a file whose format is known.
+
+    Raises:
+        SpecError: it cannot be read, is too large, or is not UTF-8.
+    """
     try:
-        if path.is_dir():
-            raise _unreadable(path, "it is a folder", f"name a file in it: {', '.join(FORMATS)}")
-        if kind is None:
-            raise _unreadable(
-                path,
-                f"its suffix {path.suffix!r} says no format" if path.suffix else "it has no suffix",
-                f"use one of {', '.join(FORMATS)}, or --format toml, yaml or json",
-            )
-        if path.exists() and not path.is_file():
-            raise _unreadable(
-                path, "it is a pipe or a device, not a file", "read it from standard input: - with --format"
-            )
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+        data = read_regular(path)
+    except TooLargeError as error:
+        source = SourceText("", str(path), _no_spans)
+        raise SpecError.of(
+            _diagnostic("ART-F008", str(error.strerror), "a topology is smaller", source)
+        ) from error
+    except FileRefusedError as error:
+        hint = (
+            f"name a file in it: {', '.join(FORMATS)}"
+            if os.path.isdir(path)
+            else "name a regular file; a topology is also read from standard input, as - with --format"
+        )
+        raise _unreadable(path, str(error.strerror), hint) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _unreadable(
             path, f"it cannot be read: {reason}", "name a file that exists and can be read"
         ) from error
-    if len(data) > MOST_BYTES:
-        message = f"the file has more than {MOST_BYTES // 2**20} MiB"
-        raise SpecError.of(
-            _diagnostic("ART-F008", message, "a topology is smaller", SourceText("", str(path), _no_spans))
-        )
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -70,7 +82,7 @@ def read_file(path: Path) -> tuple[SourceText, FileFormat]:
         raise SpecError.of(
             _diagnostic("ART-F001", message, "save the file as UTF-8", source, len(source.text))
         ) from error
-    return source_of(text, kind, str(path)), kind
+    return source_of(text, kind, str(path))
 
 
 def source_of(text: str, kind: FileFormat, name: str | None) -> SourceText:
@@ -130,6 +142,19 @@ def _read_toml(source: SourceText) -> Any:
 
 
 def _read_json(source: SourceText) -> Any:
+    return read_json(source)
+
+
+def read_json(source: SourceText, *, finite: bool = True) -> Any:
+    """The values of a JSON text, every key given once.
+
+    Args:
+        source: The text.
+        finite: Refuse NaN and Infinity, which Python writes and JSON does not have.
+
+    Raises:
+        SpecError: it is not well-formed, a key is given twice, or it is nested too deep.
+    """
     import json
 
     from art_topology.json_positions import scan_json
@@ -147,7 +172,9 @@ def _read_json(source: SourceText) -> Any:
         raise _NotJsonError(constant)
 
     try:
-        values = json.loads(source.text, object_pairs_hook=distinct, parse_constant=refuse)
+        values = json.loads(
+            source.text, object_pairs_hook=distinct, parse_constant=refuse if finite else None
+        )
     except json.JSONDecodeError as error:
         hint = "correct the JSON here or just before"
         message = f"not JSON: {error.msg}"
@@ -296,7 +323,10 @@ def _too_deep(source: SourceText, start: int = 0) -> Diagnostic:
 def _huge_number(source: SourceText, told: str) -> Diagnostic:
     found = re.search(r"[0-9][0-9_]{1000,}", source.text)
     start = found.start() if found is not None else 0
-    return _diagnostic("ART-F007", f"a number is too large: {told}", "write a smaller number", source, start)
+    reason = f"it has {len(found[0].replace('_', '')):,} digits" if found is not None else told
+    return _diagnostic(
+        "ART-F007", f"a number is too large: {reason}", "write a smaller number", source, start
+    )
 
 
 def _twice(source: SourceText, place: Place, first: Span, second: Span) -> Diagnostic:

@@ -125,7 +125,8 @@ def test_a_format_goes_before_the_suffix(art: Run, folder: Path, cluster_file: P
     assert art("check", "cluster.conf", "--format", "toml").code == 0
     (folder / "bytes").write_bytes(b"\xff\xfe")
     done = art("check", "bytes", "--format", "toml")
-    assert (done.code, done.err) == (2, "art-topology: bytes is not UTF-8: byte 0xff at offset 0\n")
+    assert done.code == 2
+    assert "error[ART-F001]: not UTF-8: byte 0xff at offset 0" in done.out
 
 
 def test_control_characters_of_a_file_do_not_reach_the_terminal(art: Run, folder: Path) -> None:

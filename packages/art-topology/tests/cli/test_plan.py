@@ -361,3 +361,20 @@ def test_no_more_plans_are_made_than_can_be_shown(
     refused = art("plan", "--model", model_file, *GPUS, *option)
     assert refused.code == 2
     assert "1000" in refused.err
+
+
+def test_a_workload_that_cannot_be_read_is_one_diagnostic(art: Run, model_file: Path, folder: Path) -> None:
+    options = ("plan", "--model", model_file, "--gpu", "H200", "--gpus", 8)
+    done = art(*options, "-w", "/dev/zero", "--format", "json")
+    assert done.code == 2
+    assert done.err.count("error[") == 1
+    assert "a pipe or a device" in done.err
+    (folder / "steps.txt").write_text('{"groups_per_step": 0}')
+    assert "'groups_per_step' cannot be 0" in art(*options, "-w", "steps.txt", "--format", "json").err
+
+
+def test_a_model_or_a_table_that_is_a_device_is_refused(art: Run, model_file: Path) -> None:
+    for options in (("--model", "/dev/zero"), ("--model", model_file, "--hardware", "/dev/zero")):
+        done = art("plan", *options, "--gpu", "H200", "--gpus", 8)
+        assert done.code == 2
+        assert "a pipe or a device" in done.err

@@ -75,10 +75,11 @@ def _topology(file: str, kind: str | None) -> RuntimeTopology:
     from art_topology.commands.sources import CommandError, compiled
     from art_topology.fingerprint import FingerprintError, topology_from_json
     from art_topology.readers import FORMATS
+    from art_topology.reading import read_regular
 
     if Path(file).suffix.lower() == ".json":
         try:
-            data = Path(file).read_bytes() if Path(file).is_file() else b""
+            data = read_regular(file)
         except (OSError, ValueError):
             data = b""  # what follows reads it again and says what is wrong
         if b'"fingerprint"' in data:

@@ -15,11 +15,12 @@ from art_topology.commands.sources import (
     model_of,
     read,
     workload_of,
+    workload_source,
 )
 from art_topology.compiler import compile_topology
 from art_topology.cost.trainer_costs import Recompute
 from art_topology.hardware import HardwareTable, Machine
-from art_topology.readers import read_file, read_values
+from art_topology.readers import read_values
 from art_topology.serving import ServedWeights
 from art_topology.spec import SpecError
 from art_topology.workload import Offload, WorkloadSpec
@@ -122,8 +123,10 @@ def asked(
     compile_topology(cluster=hosts)
     described, config = _model(model, source)
     folder = "" if model is not None or cluster in (None, STDIN) else str(Path(str(cluster)).parent)
-    savings = _savings(workload, source, recompute, offload)
-    step, told = _workload(workload, source, {**changes, **savings_changes(recompute, offload)}, full_weights)
+    savings = _savings(workload, kind, source, recompute, offload)
+    step, told = _workload(
+        workload, kind, source, {**changes, **savings_changes(recompute, offload)}, full_weights
+    )
     return Asked(
         model=described,
         config=config,
@@ -176,13 +179,16 @@ def savings_changes(recompute: str | None, offload: str | None) -> dict[str, Any
 
 
 def _savings(
-    file: str | None, source: TopologySource | None, recompute: str | None, offload: str | None
+    file: str | None,
+    kind: str | None,
+    source: TopologySource | None,
+    recompute: str | None,
+    offload: str | None,
 ) -> set[str]:
     """Which of recomputation and offload somebody wrote: in an option or in the workload's file."""
     found = {name for name, value in (("recompute", recompute), ("offload", offload)) if value is not None}
     if file is not None:
-        text, kind = read_file(Path(file))
-        values = read_values(text, kind)
+        values = read_values(*workload_source(file, kind))
         if isinstance(values, dict):
             inside = values.get("workload")
             found |= (inside if isinstance(inside, dict) else values).keys() & {"recompute", "offload"}
@@ -290,10 +296,14 @@ def _model(
 
 
 def _workload(
-    file: str | None, source: TopologySource | None, changes: dict[str, Any], full_weights: bool
+    file: str | None,
+    kind: str | None,
+    source: TopologySource | None,
+    changes: dict[str, Any],
+    full_weights: bool,
 ) -> tuple[WorkloadSpec, str]:
     if file is not None:
-        base, told = workload_of(file), file
+        base, told = workload_of(file, kind), file
     elif source is not None and source.spec.workload is not None:
         base, told = source.spec.workload, "the cluster's file"
     else:

@@ -13,6 +13,7 @@ import msgspec
 from art_topology.commands.sources import STDIN, TAKEN, CommandError, write
 from art_topology.commands.toml_text import topology_toml
 from art_topology.files import ModelSpec, read_topology_text
+from art_topology.reading import read_regular
 
 if TYPE_CHECKING:
     from art_topology.commands.plan_inputs import Asked
@@ -95,7 +96,7 @@ def _name(problem: Asked) -> str:
     path = Path(problem.config_folder) / config
     path = path / "config.json" if path.is_dir() else path
     try:
-        said = json.loads(path.read_bytes()).get("_name_or_path")
+        said = json.loads(read_regular(path).decode("utf-8-sig")).get("_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
         raise CommandError(f"the model {str(path)!r} cannot be read again: {error}") from error
     if isinstance(said, str) and said:

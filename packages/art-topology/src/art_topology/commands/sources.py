@@ -18,7 +18,8 @@ from art_topology.commands.documents.base import Refusal
 from art_topology.commands.output import print_json, say, say_diagnostics
 from art_topology.diagnostics import Diagnostic, TopologyError, printable
 from art_topology.files import TopologySource, read_topology, read_topology_text
-from art_topology.readers import FORMATS, MOST_BYTES, FileFormat, read_values, source_of
+from art_topology.readers import FORMATS, FileFormat, read_file_as, read_values
+from art_topology.reading import MOST_BYTES
 from art_topology.spec import SpecError
 from art_topology.summary import counted
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from art_topology.compiled import CompiledTrainer, RuntimeTopology
     from art_topology.hardware import HardwareTable
     from art_topology.models import ModelDescription
+    from art_topology.positions import SourceText
     from art_topology.workload import WorkloadSpec
 
 ERRORS = 1
@@ -86,13 +88,13 @@ def read(file: str, kind: str | None = None) -> TopologySource:
         CommandError: standard input without a format, no such format, or it cannot be read.
     """
     given = _format(kind)
-    if file != STDIN and given is None:
-        return read_topology(file)
-    if given is None:
-        raise CommandError("standard input has no suffix: say what it is with --format toml, yaml or json")
-    name = "<stdin>" if file == STDIN else file
-    folder = Path() if file == STDIN else Path(file).parent
-    return read_topology_text(_text(file, name), given, name=name, folder=folder)
+    if file == STDIN:
+        if given is None:
+            raise CommandError(
+                "standard input has no suffix: say what it is with --format toml, yaml or json"
+            )
+        return read_topology_text(_standard_input(), given, name="<stdin>", folder=Path())
+    return read_topology(file, given)
 
 
 def compiled(file: str, kind: str | None = None) -> tuple[TopologySource, RuntimeTopology]:
@@ -113,25 +115,23 @@ def _format(kind: str | None) -> FileFormat | None:
     return cast("FileFormat | None", kind)
 
 
-def _text(file: str, name: str) -> str:
+def _standard_input() -> str:
+    stream = getattr(sys.stdin, "buffer", None)
+    if stream is None:
+        raise CommandError("standard input is closed")
     try:
-        if file == STDIN:
-            stream = getattr(sys.stdin, "buffer", None)
-            if stream is None:
-                raise CommandError("standard input is closed")
-            data = stream.read(MOST_BYTES + 1)
-        else:
-            with open(file, "rb") as opened:
-                data = opened.read(MOST_BYTES + 1)
+        data = stream.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise CommandError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise CommandError(
+            f"standard input cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     if len(data) > MOST_BYTES:
-        raise CommandError(f"{name} has more than {MOST_BYTES // 2**20} MiB; a topology is smaller")
+        raise CommandError(f"standard input has more than {MOST_BYTES // 2**20} MiB; a topology is smaller")
     try:
         return bytes(data).decode()
     except UnicodeDecodeError as error:
         raise CommandError(
-            f"{name} is not UTF-8: byte {data[error.start]:#04x} at offset {error.start}"
+            f"standard input is not UTF-8: byte {data[error.start]:#04x} at offset {error.start}"
         ) from None
 
 
@@ -152,7 +152,22 @@ def model_of(config: str) -> ModelDescription:
         raise CommandError(f"the model {config!r} cannot be read: {told}") from error
 
 
-def workload_of(file: str) -> WorkloadSpec:
+def workload_source(file: str, kind: str | None) -> tuple[SourceText, FileFormat]:
+    """The text of a workload's file and its format: that of its suffix, else ``kind``.
+
+    Raises:
+        SpecError: it cannot be read.
+        CommandError: neither its suffix nor ``kind`` says the format.
+    """
+    told = FORMATS.get(Path(file).suffix.lower()) or _format(kind)
+    if told is None:
+        raise CommandError(
+            f"the workload {file!r} has no suffix of {', '.join(FORMATS)}: say what it is with --format"
+        )
+    return read_file_as(Path(file), told), told
+
+
+def workload_of(file: str, kind: str | None = None) -> WorkloadSpec:
     """A workload: the fields of one, or a topology that has one.
 
     Raises:
@@ -165,11 +180,8 @@ def workload_of(file: str) -> WorkloadSpec:
     from art_topology.validation import explain
     from art_topology.workload import WorkloadSpec
 
-    kind = FORMATS.get(Path(file).suffix.lower())
-    if kind is None:
-        raise CommandError(f"the workload {file!r} has no suffix of {', '.join(FORMATS)}")
-    source = source_of(_text(file, file), kind, file)
-    values = read_values(source, kind)
+    source, told = workload_source(file, kind)
+    values = read_values(source, told)
     inside = isinstance(values, dict) and isinstance(values.get("workload"), dict)
     if isinstance(values, dict) and "cluster" in values and not inside:
         raise CommandError(
