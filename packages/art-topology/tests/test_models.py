@@ -152,7 +152,7 @@ def test_every_missing_field_is_named_with_its_meaning() -> None:
         ("openai/gpt-oss-20b", {"layer_types": ["full_attention"] * 3}, ("3 entries", "24")),
         ("openai/gpt-oss-20b", {"layer_types": ["mamba"] * 24}, ("'mamba'",)),
         ("mistralai/Mistral-7B-v0.1", {"hidden_size": 4097}, ("4097", "32")),
-        ("Qwen/Qwen3-8B", {"hidden_size": "wide"}, ("'wide'",)),
+        ("Qwen/Qwen3-8B", {"hidden_size": "wide"}, ('"wide"',)),
         ("Qwen/Qwen3-8B", {"num_hidden_layers": 0}, ("0",)),
         ("Qwen/Qwen3-8B", {"num_hidden_layers": 10**9}, ("num_hidden_layers", "16,384")),
         ("Qwen/Qwen3-8B", {"vocab_size": 1e300}, ("vocab_size",)),

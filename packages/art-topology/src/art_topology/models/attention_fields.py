@@ -43,9 +43,11 @@ def _grouped(
         "num_kv_shared_layers", "last layers that use the keys and values of earlier ones", 0, least=0
     )
     if shared_from < 1 and fields.has("num_kv_shared_layers"):
-        fields.problem(
+        fields.conflict(
             f"num_kv_shared_layers leaves {shared_from} of num_hidden_layers = {layers} with keys of their "
-            "own; at least 1 must have them"
+            "own; at least 1 must have them",
+            "num_kv_shared_layers",
+            "num_hidden_layers",
         )
     found: list[AttentionShape] = []
     for index, (kind, override) in enumerate(zip(kinds, fields.overrides(layers), strict=True)):
@@ -71,16 +73,21 @@ def _grouped_shape(fields: Fields, convention: Convention, hidden_size: int) -> 
         ("num_key_value_heads", "num_query_groups"), "heads of keys and values in a layer", heads
     )
     if heads % kv_heads:
-        fields.problem(
+        fields.conflict(
             f"num_attention_heads = {heads} is not a multiple of num_key_value_heads = {kv_heads}: queries "
-            "share keys in equal groups"
+            "share keys in equal groups",
+            "num_attention_heads",
+            "num_key_value_heads",
         )
     head_dim = fields.maybe_count("head_dim", "features of a head")
     if head_dim is None:
         if hidden_size % heads:
-            fields.problem(
+            fields.conflict(
                 f"head_dim is missing and hidden_size = {hidden_size} is not a multiple of "
-                f"num_attention_heads = {heads}: features of a head"
+                f"num_attention_heads = {heads}: features of a head",
+                "num_attention_heads",
+                "hidden_size",
+                "head_dim",
             )
         head_dim = max(1, hidden_size // heads)
     bias = fields.flag("attention_bias", "the projections of attention add a bias", default=False)
@@ -127,9 +134,12 @@ def _without_window(fields: Fields, convention: Convention, shape: GqaShape, mix
             "num_global_key_value_heads", "heads of keys and values in layers without a window", kv_heads
         )
     if shape.query_heads % kv_heads:
-        fields.problem(
+        fields.conflict(
             f"num_attention_heads = {shape.query_heads} is not a multiple of "
-            f"num_global_key_value_heads = {kv_heads}: queries share keys in equal groups"
+            f"num_global_key_value_heads = {kv_heads}: queries share keys in equal groups",
+            "num_attention_heads",
+            "num_global_key_value_heads",
+            "num_key_value_heads",
         )
     return msgspec.structs.replace(
         shape, head_dim=head_dim, value_dim=head_dim, kv_heads=kv_heads, value_is_key=value_is_key
@@ -168,7 +178,10 @@ def _default_kinds(fields: Fields, convention: Convention, layers: int) -> tuple
     if isinstance(convention.windows, int):
         return _every(convention.windows, layers, "full_attention", "sliding_attention")
     if not convention.known:
-        fields.assume("sliding_window is set without layer_types: taken for every layer.")
+        fields.assume(
+            "sliding_window is set, but no field says for which layers: all are taken to be without."
+        )
+        return ("full_attention",) * layers
     return ("sliding_attention",) * layers
 
 
@@ -186,9 +199,11 @@ def _linear(fields: Fields, hidden_size: int) -> GatedDeltaNetShape:
         conv_kernel=fields.count("linear_conv_kernel_dim", "tokens of the short convolution"),
     )
     if shape.value_heads % shape.key_heads:
-        fields.problem(
+        fields.conflict(
             f"linear_num_value_heads = {shape.value_heads} is not a multiple of linear_num_key_heads = "
-            f"{shape.key_heads}: values share keys in equal groups"
+            f"{shape.key_heads}: values share keys in equal groups",
+            "linear_num_value_heads",
+            "linear_num_key_heads",
         )
     return shape
 
@@ -258,9 +273,12 @@ def _compressed(fields: Fields, hidden_size: int, layers: int) -> tuple[Attentio
         window=fields.count("sliding_window", "tokens that are attended to one by one"),
     )
     if heads * window.head_dim % window.output_groups:
-        fields.problem(
+        fields.conflict(
             f"num_attention_heads * head_dim = {heads * window.head_dim} is not a multiple of o_groups = "
-            f"{window.output_groups}: heads are projected in equal groups"
+            f"{window.output_groups}: heads are projected in equal groups",
+            "num_attention_heads",
+            "head_dim",
+            "o_groups",
         )
     kinds = _compressed_kinds(fields, layers)
     shapes = {"sliding_attention": window}
@@ -284,7 +302,10 @@ def _compressed_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
     ratios = fields.numbers("compress_ratios", "tokens of a compressed entry in each layer")
     if kinds is None and ratios:
         if len(ratios) < layers:
-            fields.problem(f"compress_ratios has {len(ratios)} entries for num_hidden_layers = {layers}")
+            fields.conflict(
+                f"compress_ratios has {len(ratios)} entries for num_hidden_layers = {layers}",
+                "num_hidden_layers",
+            )
             return ("sliding_attention",) * layers
         for ratio in sorted(set(ratios) - set(_COMPRESSED)):
             fields.problem(

@@ -1,6 +1,5 @@
 """From a Hugging Face ``config.json`` to a :class:`ModelDescription`, by its fields."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,17 +7,22 @@ from typing import Any
 import msgspec
 
 from art_topology.models.attention_fields import read_attention
-from art_topology.models.conventions import UNREAD, Convention, convention_of
+from art_topology.models.conventions import Convention, convention_of
 from art_topology.models.description import LayerShape, ModelDescription
 from art_topology.models.fields import Fields, ModelConfigError
 from art_topology.models.mlp import MoeShape
 from art_topology.models.mlp_fields import read_mlps
 from art_topology.models.quantization_fields import read_quantization
+from art_topology.models.unread import UNREAD, refuse_encoders, refuse_unread
+from art_topology.readers import read_json, source_of
+from art_topology.reading import read_regular
+from art_topology.spec import SpecError
 
 __all__ = ["ModelConfigError", "load_model_config"]
 
 _MOST_LAYERS = 16_384
 """More than any model has; what stands for a layer is kept in memory for each of them."""
+_JSON_NAMES = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
 _MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds of position scaling of which ``max_position_embeddings`` is the result."""
@@ -36,7 +40,7 @@ def load_model_config(source: str | Path | Mapping[str, Any]) -> ModelDescriptio
 
     Raises:
         ModelConfigError: fields are missing or contradict each other; every one of them is named.
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, is no regular file, or has more than 64 MiB.
     """
     values = _text_part(source if isinstance(source, Mapping) else _parsed(Path(source)))
     fields = Fields(values)
@@ -55,11 +59,13 @@ def load_model_config(source: str | Path | Mapping[str, Any]) -> ModelDescriptio
     for name, meaning in UNREAD.items():
         if fields.raw(name):
             fields.problem(f"{name} is set, which cannot be planned yet: {meaning}")
+    refuse_encoders(fields, model_type)
     if not convention.known:
         fields.assume(
             f"model_type {model_type!r} has not been seen: its fields are read as most models mean them."
         )
     model = _described(fields, convention, model_type)
+    refuse_unread(fields)
     fields.finish()
     return model
 
@@ -136,10 +142,17 @@ def _parsed(path: Path) -> Mapping[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     if path.is_dir() and not file.exists():
         raise FileNotFoundError(2, "the folder has no config.json", str(path))
+    data = read_regular(file)
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelConfigError([f"{file} is not JSON: {error}"]) from None
+        values = read_json(source_of(data.decode(), "json", str(file)), finite=False)
+    except UnicodeDecodeError as error:
+        reason = f"byte {data[error.start]:#04x} at offset {error.start} is not UTF-8"
+        raise ModelConfigError([f"{file} is not JSON: {reason}"]) from None
+    except SpecError as error:
+        told = [f"{found.location or file}: {found.message}" for found in error.diagnostics]
+        raise ModelConfigError(told) from None
     if not isinstance(values, Mapping):
-        raise ModelConfigError([f"{file} holds a {type(values).__name__}, not an object with fields"])
+        raise ModelConfigError(
+            [f"{file} holds {_JSON_NAMES.get(type(values), 'nothing')}, not an object with fields"]
+        )
     return values

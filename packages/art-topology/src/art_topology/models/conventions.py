@@ -31,6 +31,7 @@ class Convention(msgspec.Struct, frozen=True, kw_only=True):
             ``use_sliding_window`` (``late``).
         last_is_full: The last layer attends to everything, whatever ``layer_types`` says.
         global_head_dim: Features of a head of layers without a window, where the field is absent.
+        experts: Layers have experts: their number has to be there.
     """
 
     known: bool = True
@@ -46,11 +47,13 @@ class Convention(msgspec.Struct, frozen=True, kw_only=True):
     windows: Literal["all", "late"] | int = "all"
     last_is_full: bool = False
     global_head_dim: int | None = None
+    experts: bool = False
 
 
 _QWEN2 = Convention(qkv_bias=True, output_bias=False, windows="late", tied=False)
 _QWEN3 = Convention(qk_norm="head", windows="late", tied=False)
 _QWEN3_NEXT = Convention(qk_norm="head", output_gate=True, tied=False)
+_GEMMA2 = Convention(tied=True, norms=4, windows=2)
 _GEMMA4 = Convention(
     tied=True,
     qk_norm="head",
@@ -61,30 +64,33 @@ _GEMMA4 = Convention(
     global_head_dim=512,
 )
 _PLAIN = Convention(tied=False)
+_EXPERTS = Convention(tied=False, experts=True)
 
 CONVENTIONS: dict[str, Convention] = {
     "llama": _PLAIN,
     "mistral": _PLAIN,
     "ministral3": _PLAIN,
-    "mixtral": _PLAIN,
+    "mixtral": _EXPERTS,
     "qwen2": _QWEN2,
-    "qwen2_moe": _QWEN2,
+    "qwen2_moe": msgspec.structs.replace(_QWEN2, experts=True),
     "qwen3": _QWEN3,
-    "qwen3_moe": msgspec.structs.replace(_QWEN3, windows="all"),
-    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_moe": msgspec.structs.replace(_QWEN3, windows="all", experts=True),
+    "qwen3_next": msgspec.structs.replace(_QWEN3_NEXT, experts=True),
     "qwen3_5_text": _QWEN3_NEXT,
-    "qwen3_5_moe_text": _QWEN3_NEXT,
+    "qwen3_5_moe_text": msgspec.structs.replace(_QWEN3_NEXT, experts=True),
+    "gemma2": _GEMMA2,
+    "gemma3_text": msgspec.structs.replace(_GEMMA2, qk_norm="head", windows=6),
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
-    "gpt_oss": Convention(tied=False, sinks=True, expert_bias=True, windows=2),
-    "glm4_moe": Convention(tied=False, output_bias=False),
-    "deepseek_v2": _PLAIN,
-    "deepseek_v3": _PLAIN,
-    "deepseek_v32": _PLAIN,
-    "deepseek_v4": _PLAIN,
-    "kimi_k2": _PLAIN,
-    "glm_moe_dsa": _PLAIN,
-    "glm4_moe_lite": _PLAIN,
+    "gpt_oss": Convention(tied=False, experts=True, sinks=True, expert_bias=True, windows=2),
+    "glm4_moe": Convention(tied=False, experts=True, output_bias=False),
+    "deepseek_v2": _EXPERTS,
+    "deepseek_v3": _EXPERTS,
+    "deepseek_v32": _EXPERTS,
+    "deepseek_v4": _EXPERTS,
+    "kimi_k2": _EXPERTS,
+    "glm_moe_dsa": _EXPERTS,
+    "glm4_moe_lite": _EXPERTS,
 }
 
 
@@ -94,21 +100,3 @@ def convention_of(model_type: str) -> Convention:
         if name in CONVENTIONS:
             return CONVENTIONS[name]
     return Convention(known=False)
-
-
-UNREAD = {
-    "hybrid_override_pattern": "a pattern of state-space, attention and feed-forward layers",
-    "mamba_d_state": "the state size of Mamba layers",
-    "mamba_num_heads": "the heads of Mamba layers",
-    "ssm_state_size": "the state size of state-space layers",
-    "interleave_moe_layer_step": "how dense and expert layers alternate (Llama 4), with sizes of their own",
-    "linear_attn_config": "linear attention of another kind (Kimi delta attention)",
-    "altup_num_inputs": "alternating updates of several streams (Gemma 3n)",
-    "laurel_rank": "low-rank residual layers (Gemma 3n)",
-    "encoder_layers": "an encoder beside the decoder",
-    "num_zero_experts": "experts that compute nothing",
-    "zero_expert_num": "experts that compute nothing",
-    "conv_L_cache": "short convolutions in place of attention (LFM2)",
-}
-"""Fields of structure that no reading here understands, and what they mean: a configuration that sets one is
-refused rather than planned wrongly."""

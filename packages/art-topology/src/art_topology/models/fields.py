@@ -1,6 +1,7 @@
 """Reading fields of a configuration: everything that is missing or contradictory is collected, then refused
 at once."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ class Fields:
         self._values = values
         self._problems: list[str] = []
         self._assumptions: list[str] = []
+        self._read: set[str] = set()
+        self._broken: set[str] = set()
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -46,10 +49,23 @@ class Fields:
 
     def raw(self, names: Names) -> Any:
         """The value as it stands; None if absent."""
+        self.understood(names)
         for name in (names,) if isinstance(names, str) else names:
             if self._values.get(name) is not None:
                 return self._values[name]
         return None
+
+    def names(self, names: Names) -> bool:
+        """Whether the field is there, null or not."""
+        return any(name in self._values for name in ((names,) if isinstance(names, str) else names))
+
+    def understood(self, names: Names) -> None:
+        """Records that a field is known, also where its value makes no difference."""
+        self._read.update((names,) if isinstance(names, str) else names)
+
+    def unread(self) -> tuple[str, ...]:
+        """Fields that say something and that nothing has read: not null, false, 0 or empty."""
+        return tuple(name for name, value in self._values.items() if value and name not in self._read)
 
     def count(
         self, names: Names, meaning: str, default: int | None = None, *, least: int = 1, most: int = 2**40
@@ -58,18 +74,19 @@ class Fields:
         value = self.raw(names)
         if value is None:
             if default is None:
-                self.problem(f"{_spelled(names)} is missing: {meaning}")
+                self._break(names, f"{_spelled(names)} is missing: {meaning}")
                 return least
             return default
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self.problem(
-                f"{self._found(names)} is {value!r}, not a whole number of at least {least}: {meaning}"
+            self._break(
+                names,
+                f"{self.found(names)} is {_shown(value)}, not a whole number of at least {least}: {meaning}",
             )
             return max(least, default or 1)
         if value > most:
-            self.problem(f"{self._found(names)} is more than {most:,}: {meaning}")
+            self._break(names, f"{self.found(names)} is more than {most:,}: {meaning}")
             return least
         return value
 
@@ -85,7 +102,7 @@ class Fields:
                 self.problem(f"{_spelled(names)} is missing: {meaning}")
             return bool(default)
         if not isinstance(value, bool):
-            self.problem(f"{self._found(names)} is {value!r}, neither true nor false: {meaning}")
+            self.problem(f"{self.found(names)} is {_shown(value)}, neither true nor false: {meaning}")
             return bool(default)
         return value
 
@@ -95,11 +112,11 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
-            self.problem(f"{self._found(names)} is {value!r}, not a list of strings: {meaning}")
+            self.problem(f"{self.found(names)} is {_shown(value)}, not a list of strings: {meaning}")
             return None
         if len(value) < length:
             self.problem(
-                f"{self._found(names)} has {len(value)} entries for num_hidden_layers = {length}: {meaning}"
+                f"{self.found(names)} has {len(value)} entries for num_hidden_layers = {length}: {meaning}"
             )
             return None
         return tuple(value[:length])
@@ -112,7 +129,7 @@ class Fields:
         if not isinstance(value, list | tuple) or not all(
             isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value
         ):
-            self.problem(f"{self._found(names)} is {value!r}, not a list of whole numbers: {meaning}")
+            self.problem(f"{self.found(names)} is {_shown(value)}, not a list of whole numbers: {meaning}")
             return ()
         return tuple(value)
 
@@ -137,12 +154,26 @@ class Fields:
         """The fields as one layer reads them; problems and assumptions are collected here."""
         view = Fields({**self._values, **override})
         view._problems, view._assumptions = self._problems, self._assumptions
+        view._read, view._broken = self._read, self._broken
         return view
 
     def problem(self, sentence: str) -> None:
         """Records why the configuration cannot be planned."""
         if sentence not in self._problems:
             self._problems.append(sentence)
+
+    def conflict(self, sentence: str, *names: str) -> None:
+        """Records that fields contradict each other, unless one of ``names`` is missing or wrong itself."""
+        if self._broken.isdisjoint(names):
+            self.problem(sentence)
+
+    def is_broken(self, name: str) -> bool:
+        """Whether the field is missing or wrong, and that was recorded."""
+        return name in self._broken
+
+    def _break(self, names: Names, sentence: str) -> None:
+        self._broken.update((names,) if isinstance(names, str) else names)
+        self.problem(sentence)
 
     def assume(self, sentence: str) -> None:
         """Records how an open question was answered."""
@@ -163,10 +194,20 @@ class Fields:
         if self._problems:
             raise ModelConfigError(self._problems)
 
-    def _found(self, names: Names) -> str:
+    def found(self, names: Names) -> str:
+        """Which of the names the configuration uses; the first if none."""
         given = (names,) if isinstance(names, str) else names
         return next((name for name in given if self._values.get(name) is not None), given[0])
 
 
 def _spelled(names: Names) -> str:
     return names if isinstance(names, str) else " (or ".join((names[0], ", ".join(names[1:]))) + ")"
+
+
+def _shown(value: Any) -> str:
+    """As JSON writes it, cut short."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
