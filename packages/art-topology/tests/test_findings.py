@@ -243,3 +243,23 @@ def test_hints_do_not_repeat_themselves() -> None:
     text = cluster(1) + trainer(1, "cp = 3", "[0, 1, 2, 3, 4, 5]") + WORKLOAD
     [only] = found(text)
     assert only.hint == "use cp=2, or rows of 65538 tokens"
+
+
+def test_a_model_that_cannot_be_read_hides_no_other_finding(tmp_path: Path) -> None:
+    """What is said beside ART-F009 is what is said where the topology names no model."""
+    topology = cluster(2).replace("10.0.0.2", "10.0.0.1").replace(
+        'net_name = "IB"', 'net_name = "Socket"'
+    ) + service("parallel = { tp = 4 }")
+    without = [(each.code, each.path) for each in found(topology)]
+    assert len(without) >= 2
+    for model in ('config = "nowhere"', 'config = { model_type = "zork", ssm_cfg = { layer = "m" } }'):
+        beside = found(f"{topology}\n[model]\n{model}\n", tmp_path)
+        assert {each.code for each in beside if each.path == "model.config"} == {"ART-F009"}
+        assert [(each.code, each.path) for each in beside if each.code != "ART-F009"] == without
+
+
+def test_each_reason_why_a_model_cannot_be_read_stands_alone(tmp_path: Path) -> None:
+    config = '{ model_type = "llama", hidden_size = 64, num_hidden_layers = 2, vocab_size = 100 }'
+    missing = found(f"{cluster(1)}\n[model]\nconfig = {config}\n", tmp_path)
+    assert [each.message.split()[5] for each in missing] == ["num_attention_heads", "intermediate_size"]
+    assert all("add it" in each.hint for each in missing)

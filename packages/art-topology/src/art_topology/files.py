@@ -85,49 +85,82 @@ class TopologySource:
         try:
             return load_model_config(config if isinstance(config, dict) else self._folder / config)
         except ModelConfigError as error:
-            raise self._no_model(str(error)) from error
+            raise self._no_model({problem: _hint_of(problem) for problem in error.problems}) from error
         except (OSError, ValueError) as error:
-            raise self._no_model(f"{config}: {getattr(error, 'strerror', None) or error}") from error
+            told = f"{config}: {getattr(error, 'strerror', None) or error}"
+            hint = "name the config.json of the model, or its folder, relative to this file"
+            raise self._no_model({told: hint}) from error
 
     def compile(self) -> RuntimeTopology:
         """The compiled topology; its warnings have their lines.
 
         Raises:
-            SpecError: the model's configuration cannot be read.
+            SpecError: the model's configuration cannot be read; ``diagnostics`` has that, and everything
+                that is wrong and can be known without it.
             TopologyError: something is wrong. Every diagnostic has its line and column.
         """
         spec = self.spec
+        no_model: tuple[Diagnostic, ...] = ()
+        try:
+            model = self.model()
+        except SpecError as error:
+            model, no_model = None, error.diagnostics
+        topology: RuntimeTopology | None = None
         try:
             topology = compile_topology(
                 cluster=spec.cluster,
                 trainer=spec.trainer,
                 services=spec.services,
-                model=self.model(),
+                model=model,
                 workload=spec.workload,
                 model_name=spec.model.name if spec.model is not None else None,
             )
+            found = topology.warnings
         except TopologyError as error:
-            raise TopologyError(located(error.diagnostics, self._source)) from None
-        if not topology.warnings:
-            return topology
-        return msgspec.structs.replace(topology, warnings=located(topology.warnings, self._source))
+            found = error.diagnostics
+        if no_model:
+            beside = self._without_model(found)
+            raise SpecError.of(*no_model, *located(beside, self._source))
+        if topology is None:
+            raise TopologyError(located(found, self._source))
+        return msgspec.structs.replace(topology, warnings=located(found, self._source)) if found else topology
 
-    def _no_model(self, message: str) -> SpecError:
-        found = Diagnostic(
-            code="ART-F009",
-            severity=severity_of("ART-F009"),
-            path="model.config",
-            message=f"the model cannot be read: {message}",
-            hint="name the config.json of the model, relative to this file",
+    def _without_model(self, found: tuple[Diagnostic, ...]) -> tuple[Diagnostic, ...]:
+        """Findings that the compiler made without the model, where the text has one that cannot be read."""
+        named = self.spec.model is not None and self.spec.model.name is not None
+        path = "model.name" if named else "model"
+        return tuple(
+            msgspec.structs.replace(each, path=path) if each.code == "ART-T408" else each for each in found
         )
-        return SpecError.of(*located((found,), self._source))
+
+    def _no_model(self, problems: dict[str, str]) -> SpecError:
+        """The error of a model that cannot be read; a hint for each problem."""
+        found = tuple(
+            Diagnostic(
+                code="ART-F009",
+                severity=severity_of("ART-F009"),
+                path="model.config",
+                message=f"the model cannot be read: {problem}",
+                hint=hint,
+            )
+            for problem, hint in problems.items()
+        )
+        return SpecError.of(*located(found, self._source))
 
 
-def read_topology(path: str | Path) -> TopologySource:
+def _hint_of(problem: str) -> str:
+    if " is missing" in problem:
+        return "add it to the model's configuration"
+    return "correct the configuration, or leave [model] out: what needs no model is checked without it"
+
+
+def read_topology(path: str | Path, kind: FileFormat | None = None) -> TopologySource:
     """Reads a file.
 
     Args:
-        path: Its suffix says the format: ``.toml``, ``.yaml``, ``.yml`` or ``.json``; UTF-8.
+        path: A regular file in UTF-8. Its suffix says the format: ``.toml``, ``.yaml``, ``.yml`` or
+            ``.json``.
+        kind: The format, whatever the suffix is: "toml", "yaml" or "json".
 
     Raises:
         SpecError: it cannot be read, is not well-formed, has fields that do not exist or repeated keys, or
@@ -136,10 +169,10 @@ def read_topology(path: str | Path) -> TopologySource:
     """
     from pathlib import Path
 
-    from art_topology.readers import read_file
+    from art_topology.readers import read_file, read_file_as
 
     path = Path(path)
-    source, kind = read_file(path)
+    source, kind = read_file(path) if kind is None else (read_file_as(path, kind), kind)
     return TopologySource(_spec(source, kind, path.parent), source, path.parent)
 
 
