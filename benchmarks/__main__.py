@@ -1,6 +1,7 @@
 """``python -m benchmarks``: runs the benchmarks and prints one table; run from the repository's root."""
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from benchmarks.running import BenchmarkFailedError, run
 from benchmarks.suite import SUITE
 
 _BUILD_DEADLINE_S = 1800.0
+_BUSY = 0.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = page.machine()
     for name, value in where.items():
         _say(f"{name}: {value}")
+    if os.getloadavg()[0] > _BUSY:
+        _say("This machine is busy: all sides will be slower, and not all alike.")
     results: dict[str, list[table.Row]] = {}
     failures: list[str] = []
     for number, benchmark in enumerate(chosen, 1):

@@ -127,18 +127,20 @@ def parser(name: str, description: str, *, repeats: int | None = None) -> argpar
 
 
 def ratio_text(ratio: float | None) -> str:
-    """Three digits of a ratio that is of the order of one, whole numbers of a larger one."""
+    """Three digits, or all before the point."""
     if ratio is None:
         return ""
+    if ratio < 1:
+        return f"{ratio:.3g}x"
     return f"{ratio:,.0f}x" if ratio >= 100 else f"{ratio:.1f}x" if ratio >= 10 else f"{ratio:.2f}x"
 
 
 def figure_text(value: float | None, unit: str) -> str:
-    """A median with its unit: three digits, or whole numbers of what is counted."""
+    """A median with its unit in three digits or more; what is counted is a whole number without one."""
     if value is None:
         return ""
     if unit in ("rows", "tokens"):
-        return f"{value:,.0f}" if unit == "tokens" else f"{value:,.0f} {unit}"
+        return f"{value:,.0f}"
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 4
     return f"{value:,.{digits}f} {unit}"
 
@@ -179,7 +181,7 @@ def _line(values: Sequence[str]) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The same rows as a table of Markdown, each with its note."""
+    """The same rows as a table of Markdown, with notes; dots begin one that belongs to the row above."""
     lines = [
         "| what | ART | peer | | ratio | aim | compared |",
         "|---|---:|---:|---|---:|---|---|",
@@ -189,4 +191,5 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def _escape(cell: str) -> str:
+    cell = f"... {cell.strip()}" if cell.startswith(" ") else cell
     return cell.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")

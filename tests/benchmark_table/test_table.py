@@ -32,7 +32,7 @@ SAMPLE = {
             "reached": False,
         },
         {
-            "what": "tokens that are left",
+            "what": "  tokens that are left",
             "peer": "x",
             "unit": "tokens",
             "ours": 1e6,
@@ -79,10 +79,18 @@ def test_the_table_has_every_figure_in_a_hundred_columns(tmp_path: Path) -> None
         ["packing"],
         ["merge prefixes, shuffled", "81.2 ms", "2,580 ms AReaL 1.0.4", "31.8x >= 10x yes"],
         ["128 MiB, written in place", "1.25 ms", "< 1 ms no"],
-        ["tokens that are left", "1,000,000", "500,000 x", "0.50x"],
+        ["tokens that are left", "1,000,000", "500,000 x", "0.5x"],
     ]
     assert max(map(len, lines)) == 100
     assert len({line.index("yes") for line in lines if "yes" in line}) == 1
+
+
+def test_a_ratio_just_below_its_aim_does_not_look_like_it() -> None:
+    from benchmarks.table import ratio_text
+
+    told = {0.9966: "0.997x", 0.72: "0.72x", 1.0: "1.00x", 3.149: "3.15x", 31.75: "31.8x", 6875.2: "6,875x"}
+    assert {ratio: ratio_text(ratio) for ratio in told} == told
+    assert ratio_text(None) == ""
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
@@ -110,6 +118,7 @@ def test_the_page_has_machine_command_rows_and_notes(tmp_path: Path) -> None:
     assert "`python -m benchmarks.packing --repeats 3`" in text
     assert "    uv run --group integration python -m benchmarks --quick\n" in text
     assert "3 of 4 comparisons have an aim; 2 of them reach it." in text
+    assert "| ... tokens that are left | 1,000,000 | 500,000 | x | 0.5x |  |  |" in text
     assert "- packing: 128 MiB, written in place: 1.25 ms, aim < 1 ms\n" in text
     cells = ["merge prefixes, shuffled", "81.2 ms", "2,580 ms", "AReaL 1.0.4", "31.8x", "&gt;= 10x yes"]
     assert f"| {' | '.join(cells)} | tries \\| masks |" in text
