@@ -229,3 +229,11 @@ def test_the_schema_describes_every_field_and_allows_no_other() -> None:
     assert set(definitions["CpuPlacement"]["properties"]) == {"device", "host_id", "slots"}
     assert all(part["additionalProperties"] is False for part in definitions.values())
     assert definitions["MegatronTopologyConfig"]["properties"]["tp"]["minimum"] == 1
+
+
+def test_a_key_given_twice_in_yaml_has_its_whole_path() -> None:
+    text = "cluster:\n  hosts:\n    - host_id: a\n      gpus: [0]\n      gpus: [1]\n"
+    with pytest.raises(SpecError) as caught:
+        parse_topology(text, "yaml")
+    [found] = caught.value.diagnostics
+    assert (found.code, found.path) == ("ART-F003", "cluster.hosts[0].gpus")

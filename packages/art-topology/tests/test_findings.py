@@ -263,3 +263,102 @@ def test_each_reason_why_a_model_cannot_be_read_stands_alone(tmp_path: Path) -> 
     missing = found(f"{cluster(1)}\n[model]\nconfig = {config}\n", tmp_path)
     assert [each.message.split()[5] for each in missing] == ["num_attention_heads", "intermediate_size"]
     assert all("add it" in each.hint for each in missing)
+
+
+HOSTS = """
+[[cluster.hosts]]
+host_id = "a"
+address = "10.0.0.1"
+cpu_slots = 4
+gpus = [0, 1, 2, 3, 4, 5, 6, 7]
+[[cluster.hosts]]
+host_id = "b"
+address = "10.0.0.2"
+cpu_slots = 4
+gpus = [0, 1, 2, 3{more}]
+[cluster]
+nccl_transport = {{ net_name = "IB" }}
+[trainer]
+placements = [
+  {{ device = "gpu", host_id = "a", gpus = [0, 1, 2, 3, 4, 5, 6, 7] }},
+  {{ device = "gpu", host_id = "b", gpus = [0, 1, 9] }},
+]
+"""
+
+
+def test_a_placement_is_never_filled_up_with_gpus_that_its_host_lacks() -> None:
+    [unequal] = [each for each in found(HOSTS.format(more=", 4, 5, 6, 7")) if each.code == "ART-T302"]
+    assert unequal.suggestion == ("trainer.placements[1].gpus", [0, 1, 2, 3, 4, 5, 6, 7])
+    [short] = [each for each in found(HOSTS.format(more="")) if each.code == "ART-T302"]
+    assert short.suggestion is None
+    assert "at most 4" in short.hint
+
+
+REQUESTS = """
+[model.config]
+model_type = "llama"
+hidden_size = 1024
+num_hidden_layers = 4
+num_attention_heads = 8
+intermediate_size = 2048
+vocab_size = 128256
+max_position_embeddings = 8192
+[workload]
+packed_sequence_length = 65536
+groups_per_step = 32
+group_size = 16
+prompt_tokens = 1024
+completion_tokens = 16384
+"""
+
+
+@pytest.mark.parametrize(("longest", "completion"), [(4096, 3072), (8192, 7168)])
+def test_completions_are_shortened_to_what_a_service_takes(longest: int, completion: int) -> None:
+    text = cluster(1) + service(f"parallel = {{ tp = 8 }}\nmax_model_len = {longest}") + REQUESTS
+    [only] = found(text)
+    assert only.code == "ART-T903"
+    assert only.suggestion == ("workload.completion_tokens", completion)
+    assert not found(text.replace("completion_tokens = 16384", f"completion_tokens = {completion}"))
+
+
+def test_a_service_too_short_for_the_prompt_takes_two_changes() -> None:
+    text = cluster(1) + service("parallel = { tp = 8 }\nmax_model_len = 100") + REQUESTS
+    [only] = found(text)
+    assert only.suggestion is None
+    assert "7168" in only.hint
+    assert "max_model_len=8192" in only.hint
+    changed = text.replace("completion_tokens = 16384", "completion_tokens = 7168")
+    assert not found(changed.replace("max_model_len = 100", "max_model_len = 8192"))
+
+
+def test_the_same_finding_about_two_services_of_one_name_is_told_once() -> None:
+    both = service("parallel = { tp = 8 }") + service("parallel = { tp = 8 }")
+    codes = [each.code for each in found(cluster(2) + both + REQUESTS)]
+    assert codes.count("ART-T903") == 1
+    assert codes.count("ART-T401") == 1
+
+
+def test_turns_are_proposed_only_where_they_would_do() -> None:
+    trainer = '[trainer]\nplacements = [{ device = "gpu", host_id = "n0", gpus = [0, 1] }]\n'
+    member = '{{ placement = {{ device = "gpu", host_id = "n0", gpus = {} }} }}'
+    head = '[[services]]\nname = "policy"\nbase_model = "m/m"\nparallel = {{ tp = {} }}\nmembers = [{}]\n'
+    once = cluster(1, gpus="[0, 1]") + trainer + head.format(2, member.format("[0, 1]"))
+    [only] = found(once)
+    assert only.code == "ART-T203"
+    assert only.suggestion == ("services[0].temporal_sharing", True)
+    members = ", ".join([member.format("[0, 1]")] * 2)
+    twice = found(cluster(1, gpus="[0, 1]") + trainer + head.format(4, members))
+    assert all("temporal_sharing" not in each.hint for each in twice if each.code == "ART-T203")
+
+
+def test_offload_is_proposed_where_it_makes_a_trainer_fit() -> None:
+    sizes = LLAMA_405B.replace("16384", "8192").replace("126", "80").replace("= 128\n", "= 64\n")
+    sizes = sizes.replace("53248", "28672")
+    gpus = '[{ device = "gpu", host_id = "n0", gpus = [0, 1, 2, 3, 4, 5, 6, 7] }]'
+    work = WORKLOAD.replace("65536", "8192")
+    text = cluster(1, "H100") + f"[trainer]\nplacements = {gpus}\nparallel = {{ tp = 8 }}\n" + sizes + work
+    [only] = [each for each in found(text) if each.code == "ART-T909"]
+    assert 'offload = ["optimizer"]' in only.hint
+    assert 'recompute = "full"' in only.hint
+    fixed = text.replace("[workload]", '[workload]\noffload = ["optimizer"]\nrecompute = "full"')
+    assert not [each for each in found(fixed) if each.code == "ART-T909"]

@@ -187,3 +187,45 @@ def test_what_is_proposed_is_a_topology() -> None:
     [found] = served(8, "{ tp = 4 }", DENSE)
     assert found.suggestion == ("services[0].parallel.dp", 2)
     assert isinstance(read_topology_text(HOST.format(gpus=""), "toml").spec, TopologySpec)
+
+
+@pytest.mark.parametrize(
+    ("given_gpus", "meant"),
+    [
+        ("8", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ('"0-3"', [0, 1, 2, 3]),
+        ('"0, 2"', [0, 2]),
+        ('"GPU-1"', ["GPU-1"]),
+        ('"all"', None),
+    ],
+)
+def test_gpus_that_are_no_list_are_proposed_as_one(given_gpus: str, meant: list[Any] | None) -> None:
+    host = f'[[cluster.hosts]]\nhost_id = "a"\naddress = "10.0.0.1"\ncpu_slots = 1\ngpus = {given_gpus}\n'
+    [only] = [found for found in said(host) if found.path.endswith("gpus")]
+    assert only.suggestion == (("cluster.hosts[0].gpus", meant) if meant is not None else None)
+    assert "[0, 1, 2, 3" in only.hint or str(meant) in only.hint
+
+
+def test_slips_of_case_and_quotation_marks_are_understood() -> None:
+    text = (
+        '[[cluster.hosts]]\nhost_id = "a"\naddress = "10.0.0.1"\ncpu_slots = 1\ngpus = [0, "1"]\n'
+        '[trainer]\nplacements = [{ device = "GPU", host_id = "a", gpus = [0] }]\nparallel = { PP = 2 }\n'
+    )
+    hints = {found.path: found.hint for found in said(text)}
+    assert hints["cluster.hosts[0].gpus[1]"] == "write 1"
+    assert hints["trainer.placements[0].device"] == "write 'gpu'"
+    assert hints["trainer.parallel.PP"] == "did you mean 'pp'?"
+
+
+def test_values_are_shown_without_the_words_of_python() -> None:
+    text = (
+        'services = { name = "policy" }\n[[cluster.hosts]]\nhost_id = 2026-11-30\naddress = ""\n'
+        "cpu_slots = 1\ngpus = []\n"
+    )
+    messages = " ".join(found.message for found in said(text))
+    assert "2026-11-30 is a date" in messages
+    assert "datetime" not in messages
+    assert "'name': " not in messages
+    with pytest.raises(SpecError) as caught:
+        read_topology_text("cluster: {hosts: [null]}", "yaml")
+    assert "null is nothing" in str(caught.value)

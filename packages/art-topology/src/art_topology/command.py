@@ -8,6 +8,7 @@ missing; 130: interrupted; 141: nobody reads the output any more.
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -125,6 +126,7 @@ def _wrong_use(error: Any, *, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     name = context.command_path if context is not None else "art-topology"
     message = printable(" ".join(str(error.format_message()).split()))
+    message = re.sub(r"Input should be a valid .*$", lambda found: _number_of(found[0]), message)
     if type(error).__name__ == "NoArgsIsHelpError" or not message:
         message = "what is to be done? A command is missing"
     if as_json:
@@ -135,6 +137,11 @@ def _wrong_use(error: Any, *, as_json: bool) -> int:
         return _USAGE_ERROR
     sys.stderr.write(f"{name}: {message}\nTry '{name} --help'.\n")
     return _USAGE_ERROR
+
+
+def _number_of(told: str) -> str:
+    """What was expected instead of a text that is no number."""
+    return "it has to be a whole number" if "integer" in told else "it has to be a number"
 
 
 def _refused(message: str) -> int:

@@ -189,7 +189,7 @@ class HardwareTable(Spec, frozen=True, kw_only=True):
                 return gpu
         raise SpecError(
             f"no GPU {name!r} in the hardware table; it has {', '.join(self.gpus)}. "
-            "load_hardware(path) adds others"
+            "a file adds others (--hardware, load_hardware)"
         )
 
     def machine(self, name: str) -> Machine:
@@ -307,12 +307,19 @@ def _entry(kind: str, key: str, fields: Any, text: str, name: str) -> Any:
     if "name" in fields:
         where = _line(text, (kind, key, "name"))
         raise SpecError(f"{name}:{where}: {kind}.{key}: the name stands in the header, not in a field")
-    try:
-        return msgspec.convert(fields | {"name": key}, _KINDS[kind])
-    except msgspec.ValidationError as error:
-        field = re.search(r"`\$\.(\w+)", str(error)) or re.search(r"unknown field `(\w+)`", str(error))
-        where = _line(text, (kind, key, field[1]) if field else (kind, key))
-        raise SpecError(f"{name}:{where}: {kind}.{key}: {error}") from None
+    from art_topology.positions import place_of
+    from art_topology.validation import explain
+
+    values = fields | {"name": key}
+    found = explain(values, _KINDS[kind])
+    if found:
+        told = []
+        for each in found:
+            field = place_of(each.path)[:1]
+            where = _line(text, (kind, key, *map(str, field)))
+            told.append(f"{name}:{where}: {kind}.{key}: {each.message}; {each.hint}")
+        raise SpecError("\n".join(told))
+    return msgspec.convert(values, _KINDS[kind])
 
 
 def _check_node(node: NodeModel, gpus: dict[str, GpuModel], links: dict[str, LinkModel]) -> None:

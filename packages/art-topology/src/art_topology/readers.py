@@ -212,9 +212,10 @@ def _read_yaml(source: SourceText) -> Any:
             "ART-F003": "give every key once",
             "ART-F008": "write it without anchors, or with fewer levels",
         }
-        found = _diagnostic(error.code, error.message, hints[error.code], source, error.start, path=error.key)
+        path = path_of((*error.around, error.key)) if error.key else ""
+        found = _diagnostic(error.code, error.message, hints[error.code], source, error.start, path=path)
         if error.first is not None:
-            found = _with_related(found, source.at(error.first, error.first + len(error.key)), error.key)
+            found = _with_related(found, source.at(error.first, error.first + len(error.key)), path)
         raise SpecError.of(found) from error
 
 

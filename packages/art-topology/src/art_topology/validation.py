@@ -7,6 +7,7 @@ values again, field by field, and lists them all.
 from __future__ import annotations
 
 import datetime
+import re
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAliasType, Union, get_args, get_origin
@@ -16,6 +17,7 @@ import msgspec
 from art_topology.diagnostics import Diagnostic, severity_of
 from art_topology.passes.findings import closest
 from art_topology.positions import Place, path_of
+from art_topology.spec import GpuId
 
 _LAST_PORT = 65535
 _NAMES = {
@@ -45,9 +47,18 @@ def shown(value: Any) -> str:
     """``value`` on one line, cut short."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"
-    if isinstance(value, dict | list) and len(value) > 8:
-        return f"{_NAMES[type(value)]} of {len(value)}"
-    text = repr(value) if not isinstance(value, bool) else str(value).lower()
+    if isinstance(value, dict | list) and (len(value) > 8 or isinstance(value, dict)):
+        entries = "field" if isinstance(value, dict) else "entry"
+        plural = f"{entries}s" if isinstance(value, dict) else "entries"
+        return f"{_NAMES[type(value)]} of {len(value)} {entries if len(value) == 1 else plural}"
+    if isinstance(value, datetime.date | datetime.time):
+        text = str(value)
+    elif isinstance(value, list):
+        text = f"[{', '.join(map(shown, value))}]"
+    elif isinstance(value, bool):
+        text = str(value).lower()
+    else:
+        text = "null" if value is None else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -85,7 +96,9 @@ def _walk_union(value: Any, kind: Any, plain: Any, place: Place) -> Iterator[Dia
     if not structs:
         fitting = [option for option in options if _accepts_type(value, option)]
         if len(fitting) == 1:
-            yield from _walk(value, fitting[0], place)
+            index = _converted(int(value), kind) if _is_index(value) else None
+            for found in _walk(value, fitting[0], place):
+                yield found if index is None else _outside(place, "a number", value, index)
         else:
             yield from _walk_leaf(value, kind, plain, [], place)
         return
@@ -108,6 +121,10 @@ def _walk_union(value: Any, kind: Any, plain: Any, place: Place) -> Iterator[Dia
         )
         return
     yield from _walk_struct(value, structs[tag], place)
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, str) and value.isdecimal() and len(value) < 7
 
 
 def closest_of(value: Any, options: list[str]) -> Any:
@@ -149,7 +166,7 @@ def _walk_struct(value: Any, kind: type[msgspec.Struct], place: Place) -> Iterat
 
 def _walk_list(value: Any, item: Any, metas: list[msgspec.Meta], place: Place) -> Iterator[Diagnostic]:
     if not isinstance(value, list | tuple):
-        yield _wrong_type(place, "a list", value)
+        yield _wrong_type(place, "a list", value, _as_list(value, item))
         return
     least = max((meta.min_length or 0 for meta in metas), default=0)
     if len(value) < least:
@@ -158,6 +175,29 @@ def _walk_list(value: Any, item: Any, metas: list[msgspec.Meta], place: Place) -
         )
     for index, entry in enumerate(value):
         yield from _walk(entry, item, (*place, index))
+
+
+_MOST_NAMED = 64
+"""Entries of a list that is proposed, at most."""
+_RUN = re.compile(r"\s*(\d{1,6})\s*(?:-|\.\.|:)\s*(\d{1,6})\s*")
+
+
+def _as_list(value: Any, item: Any) -> list[Any] | None:
+    """The list that was meant by something else: a run of indices, how many there are, texts between commas,
+    or the one entry."""
+    run = _RUN.fullmatch(value) if isinstance(value, str) else None
+    options: list[list[Any]] = [[value]]
+    if run is not None and 0 <= int(run[2]) - int(run[1]) < _MOST_NAMED:
+        options = [list(range(int(run[1]), int(run[2]) + 1))]
+    elif type(value) is int and item == GpuId:
+        options = [list(range(value))] if 0 < value <= _MOST_NAMED else []
+    elif isinstance(value, str):
+        parts = [part.strip() for part in value.split(",")]
+        options = [[int(part) if part.isdecimal() and len(part) < 7 else part for part in parts]]
+    for entries in options:
+        if not any(_walk_list(entries, item, [], ())):
+            return entries
+    return None
 
 
 def _walk_leaf(
@@ -183,11 +223,15 @@ def _walk_leaf(
         )
         return
     expected = _expected(plain)
+    yield _wrong_type(place, expected, value, _converted(value, kind))
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    """The value as one of the kind, if it is written like one: "2" for 2; None if it is not."""
     try:
-        better = msgspec.convert(value, kind, strict=False)
+        return msgspec.convert(value, kind, strict=False)
     except (msgspec.ValidationError, OverflowError):
-        better = None
-    yield _wrong_type(place, expected, value, better)
+        return None
 
 
 def _expected(plain: Any) -> str:
@@ -205,7 +249,9 @@ def _range(metas: list[msgspec.Meta]) -> str:
             parts += [f"at least {meta.ge}"] if meta.ge is not None else []
             parts += [f"above {meta.gt}"] if meta.gt is not None else []
             parts += [f"at most {meta.le}"] if meta.le is not None else []
-        parts += [f"text of {meta.min_length} characters or more"] if _more_than_one(meta) else []
+        if _more_than_one(meta):
+            least = meta.min_length
+            parts.append(f"text of {least} characters or more" if least != 1 else "a text that is not empty")
         parts += [f"text of at most {meta.max_length} characters"] if meta.max_length is not None else []
         if meta.pattern is not None:
             parts.append(str(meta.description or f"text of the form {meta.pattern}").rstrip("."))
@@ -253,10 +299,16 @@ def _diagnostic(code: str, place: Place, message: str, hint: str, better: Any = 
 
 
 def _wrong_type(place: Place, expected: str, value: Any, better: Any = None) -> Diagnostic:
-    message = (
-        f"{_said(place)} is {expected}, but {shown(value)} is {_NAMES.get(type(value), type(value).__name__)}"
-    )
+    kind = _NAMES.get(type(value), "of another kind")
+    given = "it" if isinstance(value, dict | list) else shown(value)
+    message = f"{_said(place)} is {expected}, but {given} is {kind}"
     hint = f"write {shown(better)}" if better is not None else f"write {expected}"
+    if expected == "a list" and isinstance(value, dict):
+        hint = "write a list with this table in it"
+        if len(place) == 1:
+            hint += f": [[{place[0]}]] in TOML, - before its first key in YAML"
+    elif expected == "a list" and place and place[-1] == "gpus":
+        hint = hint if better is not None else "write a list, such as [0, 1, 2, 3]"
     if isinstance(value, datetime.date | datetime.time) and "a text" in expected:
         hint = "put it in quotes, so that it is a text"
     return _diagnostic("ART-F006", place, message, hint, better)

@@ -23,10 +23,18 @@ class YamlError(ValueError):
         start: Where in the text, in characters from 0.
         first: Where the key was given first, if it was given twice.
         key: That key.
+        around: The place of the mapping that has it.
     """
 
     def __init__(
-        self, code: str, message: str, start: int, *, first: int | None = None, key: str = ""
+        self,
+        code: str,
+        message: str,
+        start: int,
+        *,
+        first: int | None = None,
+        key: str = "",
+        around: Place = (),
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -34,6 +42,7 @@ class YamlError(ValueError):
         self.start = start
         self.first = first
         self.key = key
+        self.around = around
 
 
 class MissingYamlError(ValueError):
@@ -166,7 +175,7 @@ def _graph(yaml: Any, text: str) -> Any:
         if id(node) in inside:
             raise YamlError("ART-F008", "an anchor refers to itself", node.start_mark.index)
         inside.add(id(node))
-        _check_keys(node)
+        _check_keys(node, root)
         waiting.append((node, True))
         for part in _parts(node):
             if id(part) in inside:
@@ -179,6 +188,24 @@ def _graph(yaml: Any, text: str) -> Any:
     return root
 
 
+def _place(root: Any, wanted: Any) -> Place:
+    """The place of a node that is not part of itself."""
+    waiting: list[tuple[Place, Any]] = [((), root)]
+    seen: set[int] = set()
+    while waiting:
+        place, node = waiting.pop()
+        if node is wanted:
+            return place
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.id == "sequence":
+            waiting += [((*place, index), part) for index, part in enumerate(node.value)]
+        elif node.id == "mapping":
+            waiting += [((*place, str(key.value)), part) for key, part in node.value if key.id == "scalar"]
+    return ()
+
+
 def _parts(node: Any) -> list[Any]:
     if node.id == "sequence":
         return list(node.value)
@@ -187,7 +214,7 @@ def _parts(node: Any) -> list[Any]:
     return []
 
 
-def _check_keys(node: Any) -> None:
+def _check_keys(node: Any, root: Any) -> None:
     if node.id != "mapping":
         return
     first: dict[str, int] = {}
@@ -197,4 +224,5 @@ def _check_keys(node: Any) -> None:
         start = key.start_mark.index
         if first.setdefault(key.value, start) != start:
             message = f"key {key.value!r} is given twice"
-            raise YamlError("ART-F003", message, start, first=first[key.value], key=key.value)
+            around = _place(root, node)
+            raise YamlError("ART-F003", message, start, first=first[key.value], key=key.value, around=around)

@@ -253,3 +253,17 @@ def test_a_topology_without_a_workload_is_no_workload(art: Run, cluster_file: Pa
     done = art("explain", cluster_file, "--rank", 0, "--workload", cluster_file)
     assert done.code == 2
     assert "without a [workload]" in done.err
+
+
+def test_a_refusal_says_how_much_is_wrong_and_where(art: Callable[..., Any], folder: Path) -> None:
+    (folder / "bad.toml").write_text('[[cluster.hosts]]\nhost_id = "a"\n')
+    for command in ("groups", "diff"):
+        files = ("bad.toml", "bad.toml") if command == "diff" else ("bad.toml",)
+        done = art(command, *files, "--json")
+        assert done.json["message"].startswith("bad.toml: ")
+        assert done.json["message"].endswith("1 error")
+        assert art(command, *files).err.rstrip().endswith(done.json["message"])
+
+
+def test_an_option_that_is_no_number_is_refused_in_plain_words(art: Callable[..., Any]) -> None:
+    assert "'--gpus': it has to be a whole number" in art("plan", "--gpus", "many").err

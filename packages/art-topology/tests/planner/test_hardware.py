@@ -153,3 +153,13 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except SpecError as error:
         refusals.append(str(error))
     assert all(refusal.startswith("<hardware>:") for refusal in refusals)
+
+
+def test_everything_wrong_with_an_entry_is_said_in_plain_words() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_hardware('[gpus.X1]\nmemory_bytes = "80"\nmemori = 1\n')
+    told = str(caught.value)
+    assert "'memory_bytes' is an integer, but '80' is a text; write 80" in told
+    assert "memori" in told
+    assert "Expected" not in told
+    assert "$." not in told

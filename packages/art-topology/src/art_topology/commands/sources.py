@@ -56,7 +56,7 @@ def refusals(as_json: bool, errors: int = ERRORS) -> Iterator[None]:
     except (TopologyError, SpecError) as error:
         if not error.diagnostics:
             _refuse(as_json, str(error), (), UNUSABLE)
-        _refuse(as_json, "", error.diagnostics, code_of(error.diagnostics, errors))
+        _refuse(as_json, _counts(error.diagnostics), error.diagnostics, code_of(error.diagnostics, errors))
     except CommandError as error:
         _refuse(as_json, str(error), (), UNUSABLE)
 
@@ -68,13 +68,26 @@ def code_of(diagnostics: tuple[Diagnostic, ...], errors: int = ERRORS) -> int:
     return errors if any(found.severity == "error" for found in diagnostics) else 0
 
 
+def _counts(diagnostics: tuple[Diagnostic, ...]) -> str:
+    """How much is wrong, and in which file."""
+    errors = sum(found.severity == "error" for found in diagnostics)
+    warnings = len(diagnostics) - errors
+    told = [counted(errors, "error")] if errors else []
+    told += [counted(warnings, "warning")] if warnings else []
+    files = dict.fromkeys(
+        printable(found.location.file)
+        for found in diagnostics
+        if found.location is not None and found.location.file
+    )
+    return f"{', '.join(files)}: {', '.join(told)}" if files else ", ".join(told)
+
+
 def _refuse(as_json: bool, message: str, diagnostics: tuple[Diagnostic, ...], code: int) -> None:
     if as_json:
         print_json(Refusal(message=message, diagnostics=diagnostics))
     elif diagnostics:
         say_diagnostics(diagnostics, stream=sys.stderr)
-        errors = sum(found.severity == "error" for found in diagnostics)
-        say(f"art-topology: {counted(errors, 'error')}", stream=sys.stderr)
+        say(f"art-topology: {message}", stream=sys.stderr)
     else:
         say("art-topology: " + "\n".join(map(printable, message.split("\n"))), stream=sys.stderr)
     raise typer.Exit(code)

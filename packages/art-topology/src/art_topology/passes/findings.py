@@ -15,6 +15,7 @@ class Findings:
 
     def __init__(self) -> None:
         self._found: list[Diagnostic] = []
+        self._told: set[tuple[str, str, str]] = set()
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
@@ -39,7 +40,10 @@ class Findings:
         related: Iterable[str] = (),
         suggestion: Suggestion = None,
     ) -> None:
-        """Adds a finding; its code says whether it refuses the topology."""
+        """Adds a finding, once; its code says whether it refuses the topology."""
+        if (code, path, message) in self._told:
+            return
+        self._told.add((code, path, message))
         self._found.append(
             Diagnostic(
                 code=code,
@@ -93,5 +97,6 @@ def closest(value: str, candidates: Sequence[str]) -> str | None:
 
     if len(candidates) == 1:
         return candidates[0]
-    near = difflib.get_close_matches(value, candidates[:1000], n=1)
+    same = [each for each in candidates[:1000] if each.casefold() == value.casefold()]
+    near = same or difflib.get_close_matches(value, candidates[:1000], n=1)
     return near[0] if near else None

@@ -18,6 +18,7 @@ from art_topology.passes.pipeline import PATH, stages_for
 from art_topology.passes.trainer import TrainerFacts, layout_of
 from art_topology.passes.trainer_division import Mesh, trainer_faults
 from art_topology.trainer import MegatronTopologyConfig, TrainerMeshSpec
+from art_topology.workload import Offload
 
 if TYPE_CHECKING:
     from art_topology.hardware import GpuModel
@@ -31,6 +32,14 @@ REFUSED = 1.15
 """Above this share of a GPU it does not fit: the estimate errs by less (docs/planner-accuracy.md)."""
 TIGHT = 0.96
 """Above this share it may not fit; ``plan`` leaves as much free unless it is told otherwise."""
+_OFFLOADS: tuple[tuple[Offload, ...], ...] = (
+    ("optimizer",),
+    ("optimizer", "activations"),
+    ("optimizer", "activations", "weights"),
+)
+"""What is moved to the host, the least first."""
+_MOST_OFFLOADED = 64
+"""Layouts that are tried with each of them."""
 _MOST_LAYOUTS = 2000
 _GIB = 2**30
 
@@ -149,8 +158,18 @@ def _way_out(
                 return f"use {_words(changed)}{more}", suggestion
         if full == workload:
             break
+    for offload in _OFFLOADS:
+        moved = msgspec.structs.replace(full, offload=offload)
+        told = f"offload = [{', '.join(f'"{name}"' for name in offload)}]"
+        if workload.recompute == "full" and fits(parallel, moved):
+            return f"use {told} in [workload]", ("workload.offload", list(offload))
+        told = f'{told} and recompute = "full" in [workload]'
+        for changed in (parallel, *islice(_layouts(parallel, mesh), _MOST_OFFLOADED)):
+            if fits(changed, moved):
+                return f"use {told}" + (f", and {_words(changed)}" if changed != parallel else ""), None
     return (
-        "no layout of these GPUs that was tried fits: take more GPUs, adapters (lora_rank) or offload",
+        "no layout of these GPUs that was tried fits, with recomputation and offload neither: take more "
+        "GPUs, or adapters (lora_rank)",
         None,
     )
 

@@ -156,7 +156,7 @@ def _check_gpus_of(
                 [f"cluster.hosts[{table.indices[host.host_id]}].gpus"],
                 better,
             )
-        _claim(workload, i, placement, offered, free, owners, findings)
+        _claim(workload, i, placement, offered, free, owners, findings, placed)
 
 
 def _replaced(path: str, placement: GpuPlacement, places: Collection[int], free: list[GpuId]) -> Suggestion:
@@ -181,6 +181,7 @@ def _claim(
     free: list[GpuId],
     owners: dict[GpuId, list[tuple[Workload, int]]],
     findings: Findings,
+    placed: list[_Placed],
 ) -> None:
     taken: dict[tuple[Workload, int], list[int]] = {}
     for k, gpu in enumerate(placement.gpus):
@@ -199,7 +200,7 @@ def _claim(
         better = _replaced(path, placement, set(places), free) if len(taken) == 1 else None
         hint = "give every process a GPU of its own" + _instead(better)
         service = workload.service if owner.service is None else owner.service
-        if better is None and {owner.service is None, workload.service is None} == {True, False}:
+        if better is None and _could_take_turns(owner, workload, shared, placed):
             better = (f"services[{service}].temporal_sharing", True)
             hint += ", or let service and trainer take turns: temporal_sharing = true"
         noun = "GPU" if len(shared) == 1 else "GPUs"
@@ -217,6 +218,22 @@ def _claim(
             [] if same else [f"{owner.path_of(owner_index)}.gpus"],
             better,
         )
+
+
+def _could_take_turns(
+    one: Workload, other: Workload, shared: Collection[GpuId], placed: list[_Placed]
+) -> bool:
+    """Whether nobody but one process of the trainer and one of a service wants each of these GPUs."""
+    if (one.service is None) == (other.service is None):
+        return False
+    keys = {gpu_key(gpu) for gpu in shared}
+    wanted = [
+        (workload.service, gpu_key(gpu))
+        for workload, _, placement in placed
+        for gpu in placement.gpus
+        if gpu_key(gpu) in keys
+    ]
+    return len(wanted) == 2 * len(keys) and {service for service, _ in wanted} == {one.service, other.service}
 
 
 def _cpu_parts(workloads: Sequence[Workload]) -> Iterator[tuple[str, CpuPlacement]]:

@@ -12,7 +12,7 @@ from art_topology.passes.findings import Findings, Suggestion, closest, free_nam
 from art_topology.passes.hosts import HostTable
 from art_topology.passes.model_facts import ModelFacts, facts_of
 from art_topology.passes.service_division import Crew, service_candidates, service_faults
-from art_topology.passes.trainer import overfull, resized
+from art_topology.passes.trainer import overfull, resized, so_many
 from art_topology.serving import ModelServiceSpec
 
 if TYPE_CHECKING:
@@ -154,8 +154,8 @@ def _check_equal_members(service: ModelServiceSpec, k: int, table: HostTable, fi
         path,
         f"member {odd[0]} of service {service.name!r} has {counts[odd[0]]} workers and member "
         f"{counts.index(usual)} has {usual}",
-        f"give every member equally many workers: {usual} to this one"
-        + ("" if better is None else f", {better[0].rsplit('.', 1)[-1]} = {better[1]}"),
+        "give every member equally many workers: "
+        + so_many(usual, service.members[odd[0]].placement, table, better),
         [f"services[{k}].members[{i}].placement" for i in [*odd[1:], counts.index(usual)]],
         better,
     )
@@ -220,7 +220,7 @@ def _check_requests(service: ModelServiceSpec, k: int, served: ServedModel, find
             + ("" if longest is not None else ", the positions that the model was made for")
             + f", but a prompt of {workload.prompt_tokens} and a completion of {workload.completion_tokens} "
             f"have {need}",
-            *_enough_room(workload, path, need, positions),
+            *_enough_room(workload, path, need, longest, positions),
         )
     rank = workload.lora_rank
     if rank is not None and rank > service.max_lora_rank and service.max_lora_rank in VLLM_LORA_RANKS:
@@ -241,7 +241,7 @@ def _check_requests(service: ModelServiceSpec, k: int, served: ServedModel, find
 
 
 def _enough_room(
-    workload: WorkloadSpec, path: str, need: int, positions: int | None
+    workload: WorkloadSpec, path: str, need: int, longest: int | None, positions: int | None
 ) -> tuple[str, list[str], Suggestion]:
     """Hint, related places and suggestion for requests that are too long."""
     related = ["workload.prompt_tokens", "workload.completion_tokens"]
@@ -250,7 +250,12 @@ def _enough_room(
     left = positions - workload.prompt_tokens
     if left < 1:
         return f"the model's {positions} positions do not hold the prompt: shorten it", related, None
-    return f"plan completions of at most {left} tokens", related, ("workload.completion_tokens", left)
+    raised = f", with max_model_len={positions}" if longest is not None and longest < positions else ""
+    hint = f"plan completions of at most {left} tokens{raised}"
+    now = (positions if longest is None else min(longest, positions)) - workload.prompt_tokens
+    if now < left and now > 0:
+        hint = f"plan completions of at most {now} tokens, or of {left}{raised}"
+    return hint, related, ("workload.completion_tokens", now) if now > 0 else None
 
 
 def _check_served(served: ServedModel, services: Sequence[ModelServiceSpec], findings: Findings) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from art_topology.cluster import CpuPlacement, GpuPlacement
+from art_topology.gpus import gpu_key
 from art_topology.passes.faults import report_faults
 from art_topology.passes.findings import Findings, Suggestion, listed
 from art_topology.passes.hosts import HostTable
@@ -164,8 +165,7 @@ def _is_unequal(spec: TrainerMeshSpec, table: HostTable, findings: Findings) -> 
         path,
         f"host {placement.host_id!r} has {counts[odd[0]]} trainer ranks "
         f"and host {spec.placements[counts.index(usual)].host_id!r} has {usual}",
-        f"place equally many ranks on every host: {usual} on this one"
-        + ("" if better is None else f", {better[0].rsplit('.', 1)[-1]} = {better[1]}"),
+        f"place equally many ranks on every host: {so_many(usual, placement, table, better)}",
         [f"trainer.placements[{i}]" for i in [*odd[1:], counts.index(usual)]],
         better,
     )
@@ -173,13 +173,27 @@ def _is_unequal(spec: TrainerMeshSpec, table: HostTable, findings: Findings) -> 
 
 
 def resized(path: str, placement: GpuPlacement | CpuPlacement, count: int, table: HostTable) -> Suggestion:
-    """The placement with another number of processes, as far as its host has the GPUs."""
+    """The placement with another number of processes on GPUs that its host has, each once; None if it has
+    too few."""
     if isinstance(placement, CpuPlacement):
         return f"{path}.slots", count
     host = table.get(placement.host_id)
-    more = [] if host is None else [gpu for gpu in host.gpus if gpu not in placement.gpus]
-    gpus = [*placement.gpus, *more][:count]
+    if host is None:
+        return None
+    offered = {gpu_key(gpu): gpu for gpu in host.gpus}
+    kept = {gpu_key(gpu): gpu for gpu in placement.gpus if gpu_key(gpu) in offered}
+    gpus = [*kept.values(), *(gpu for key, gpu in offered.items() if key not in kept)][:count]
     return (f"{path}.gpus", gpus) if len(gpus) == count else None
+
+
+def so_many(count: int, placement: GpuPlacement | CpuPlacement, table: HostTable, better: Suggestion) -> str:
+    """How to have ``count`` processes at a placement; at most as many as its host has GPUs."""
+    if better is not None:
+        return f"{count} on this one, {better[0].rsplit('.', 1)[-1]} = {better[1]}"
+    host = table.get(placement.host_id)
+    if host is not None and isinstance(placement, GpuPlacement) and len(host.gpus) < count:
+        return f"at most {len(host.gpus)}, as many as this one has GPUs, or another host in its place"
+    return f"{count} on this one"
 
 
 def overfull(placement: GpuPlacement | CpuPlacement, table: HostTable) -> bool:

@@ -23,7 +23,7 @@ class Refusal(Document, frozen=True, kw_only=True):
 
     Args:
         ok: Always false.
-        message: What is wrong; empty where the diagnostics say it.
+        message: What is wrong; where the diagnostics say it, how many there are and in which file.
         diagnostics: What is wrong with a file.
     """
 
