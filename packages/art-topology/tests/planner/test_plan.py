@@ -1,5 +1,6 @@
 """The planner: its results against brute force, the compiler and the clock."""
 
+import re
 from functools import partial
 from itertools import product
 from math import inf
@@ -22,6 +23,7 @@ from art_topology.cost import Calibration
 from art_topology.hardware import default_hardware
 from art_topology.models import ModelDescription
 from art_topology.planner import Plan, PlannedLayout, PlanReport, RejectedLayout, Split, explain_layout, plan
+from art_topology.planner.fit import _apart
 from art_topology.planner.problem import (
     HOST_MEMORY_FRACTION,
     MEMORY_MARGIN,
@@ -520,3 +522,24 @@ def test_nixl_is_written_only_for_experts_on_several_hosts(
     cluster = cluster_of(4, 8)
     best = plan(model=dense, cluster=cluster, workload=rollouts, limit=1, trainer_gpus=16).ranked[0]
     assert best.topology(cluster, base_model="some/model").cluster.nixl_transport is None
+
+
+def test_no_reason_names_a_need_that_is_below_what_there_is(dense: ModelDescription) -> None:
+    workload = WorkloadSpec(
+        packed_sequence_length=65_536,
+        groups_per_step=32,
+        group_size=16,
+        prompt_tokens=1024,
+        completion_tokens=4096,
+        lora_rank=16,
+    )
+    large = replace(dense, layers=dense.layers[:1] * 160)
+    report = plan(model=large, cluster=cluster_of(8, 8, "RTX-4090"), workload=workload, limit=1000)
+    reasons = {each.code: each.example.reason for each in report.rejected}
+    need, room = re.findall(r"([\d,.]+)(?: GiB with| of the)", reasons["trainer-memory"])[:2]
+    assert float(need.replace(",", "")) > float(room.replace(",", ""))
+
+
+def test_two_numbers_are_written_apart() -> None:
+    assert _apart(134.81, 134.76) == ("134.81", "134.76")
+    assert _apart(200.0, 134.76) == ("200.0", "134.8")

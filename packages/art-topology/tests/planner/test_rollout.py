@@ -119,3 +119,17 @@ def test_adapters_are_all_that_is_published(dense: ModelDescription, rollouts: W
     widths = 4096 + 4096, 4096 + 1024, 4096 + 1024, 4096 + 4096, *(3 * (4096 + 14336,))
     assert published_weights(dense, rollouts) == 32 * 16 * sum(widths)
     assert published_weights(dense, replace(rollouts, lora_rank=None)) == parameters(dense).total
+
+
+def test_a_publication_that_takes_longest_is_said_to_set_the_pace(
+    dense: ModelDescription, rollouts: WorkloadSpec, h100: Machine
+) -> None:
+    layout = RankLayout(tp=1, cp=1, dp=4, pp=1, etp=1, ep=1, expert_dp=4)
+    trainer = trainer_step_cost(dense, layout, StageLayout.uniform(32, 1), rollouts, h100)
+    rollout = rollout_cost(dense, VllmParallelSpec(dp=4), rollouts, h100)
+    slow = replace(h100, scale_out=replace(h100.scale_out, bandwidth_bytes_per_s=1e6))
+    held = loop_cost(dense, rollouts, slow, trainer, rollout)
+    assert "publication" in held.why
+    assert "the rollouts set" not in held.why
+    faster = min(trainer.step_s + Calibration().loop_overhead_s, rollout.rollout_s)
+    assert held.idle_s == pytest.approx(held.step_s - faster)

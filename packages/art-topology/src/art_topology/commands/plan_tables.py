@@ -89,9 +89,15 @@ def _spare(report: PlanReport, fewer: Plan | None) -> list[str]:
 
 def _unused(plan: Plan, number: int) -> str:
     unused = counted(plan.unused_gpus, "GPU")
+    reason = (
+        "neither the trainer nor the service, which is one vLLM deployment, makes a step shorter"
+        if plan.cost.publication.exposed_s <= 0
+        else f"the publication of a policy, {plan.cost.publication.total_s:,.1f} s by one network adapter, "
+        "stays as long as it is"
+    )
     return (
         f"{unused} of {plan.cost.gpus:,} {'is' if plan.unused_gpus == 1 else 'are'} unused by plan {number}: "
-        "with more, neither the trainer nor the service, which is one vLLM deployment, makes a step shorter."
+        f"with more, {reason}."
     )
 
 

@@ -38,9 +38,12 @@ def loop_cost(
     tokens = rollout.completion_tokens
     trained = f"training takes {trainer.step_s:.2f} s and {values.loop_overhead_s:.2f} s around it"
     rolled = f"rollouts {rollout.rollout_s:.2f} s"
-    pace = "the trainer sets" if trained_s >= rollout.rollout_s else "the rollouts set"
-    idle_s = pace_s - min(trained_s, rollout.rollout_s)
-    idle = idle_s / pace_s
+    pace, other = ("trainer", "service") if trained_s >= rollout.rollout_s else ("rollouts", "trainer")
+    idle_s = step_s - min(trained_s, rollout.rollout_s)
+    idle = f"the {other} idles {idle_s / step_s:.0%} of the time"
+    set_by = f"the {pace} {'sets' if pace == 'trainer' else 'set'} the pace, {idle}"
+    if publication.exposed_s > 0:
+        set_by = f"the publication of {publication.total_s:.2f} s sets the pace, {idle}"
     return LoopCost(
         trainer=trainer,
         rollout=rollout,
@@ -50,7 +53,7 @@ def loop_cost(
         waiting="service" if trained_s >= rollout.rollout_s else "trainer",
         idle_s=idle_s,
         gpus=provisioned_gpus or trainer.gpus + rollout.gpus,
-        why=f"{trained}, {rolled}: {pace} the pace, the other side idles {idle:.0%} of the time",
+        why=f"{trained}, {rolled}: {set_by}",
     )
 
 

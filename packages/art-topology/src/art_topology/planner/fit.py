@@ -23,19 +23,30 @@ def no_room(problem: Problem, estimate: MemoryEstimate, ranks_per_host: int) -> 
 def too_large(problem: Problem, needed: float) -> str:
     """Why a rank does not fit into its GPU."""
     gib, gpu = 2**30, problem.machine.gpu
+    need, room = _apart(needed / gib, problem.memory_limit_bytes / gib)
     how = "" if len(problem.savings) == 1 else " with every recomputation and offload"
     return (
-        f"a rank needs at least {needed / gib:,.1f} GiB{how}, and may fill "
-        f"{problem.memory_limit_bytes / gib:,.1f} of the {gpu.memory_bytes / gib:,.1f} GiB of a {gpu.name}"
+        f"a rank needs at least {need} GiB{how}, and may fill {room} of the {gpu.memory_bytes / gib:,.1f} "
+        f"GiB of a {gpu.name}"
     )
 
 
 def _too_much_offload(problem: Problem, estimate: MemoryEstimate, ranks_per_host: int) -> str:
     gib, machine = 2**30, problem.machine
+    need, room = _apart(estimate.host_bytes * ranks_per_host / gib, problem.host_limit_bytes / gib)
     return (
-        f"{ranks_per_host} ranks of a host offload {estimate.host_bytes / gib:,.1f} GiB each, and may fill "
-        f"{problem.host_limit_bytes / gib:,.1f} of the {(machine.host_memory_bytes or 0) / gib:,.1f} GiB of "
+        f"{ranks_per_host} ranks of a host offload {estimate.host_bytes / gib:,.1f} GiB each, {need} in all, "
+        f"and may fill {room} of the {(machine.host_memory_bytes or 0) / gib:,.1f} GiB of "
         f"a {machine.name}"
+    )
+
+
+def _apart(needed: float, room: float) -> tuple[str, str]:
+    """Both numbers with as many digits as it takes to see that one is larger, at most six."""
+    return next(
+        told
+        for digits in range(1, 7)
+        if (told := (f"{needed:,.{digits}f}", f"{room:,.{digits}f}"))[0] != told[1] or digits == 6
     )
 
 

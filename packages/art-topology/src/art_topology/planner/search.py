@@ -293,9 +293,7 @@ class Search:
             exact = trainers.steps_s(division, possible, world)
             trained.savings = sorted(exact, key=lambda pair: (len(pair[1][1]), pair[0]))
             if not possible:
-                rows = trainers.rows(division.dense, world)
-                least = min(trainers.at_least_bytes(division, s, rows) for s in self.problem.savings)
-                self._refuse_division(trained, "trainer-memory", too_large(self.problem, least), least)
+                self._refuse_too_large(trained)
         else:
             savings = trained.savings[0][1]
             trained.estimate = trainers.memory(division, savings, world)
@@ -309,6 +307,20 @@ class Search:
                     self._refuse_division(trained, *refused, trained.estimate.total_bytes)
         trained.step_s = min((step_s for step_s, _ in trained.savings), default=trained.step_s)
         return False
+
+    def _refuse_too_large(self, trained: _Trained) -> None:
+        """Says why no recomputation and offload makes a division fit: by the least that a rank needs, if that
+        is too much, else by all that it needs, on the GPU or on its host."""
+        trainers, division = trained.trainers, trained.division
+        rows = trainers.rows(division.dense, trained.world)
+        least, savings = min((trainers.at_least_bytes(division, s, rows), s) for s in self.problem.savings)
+        if least > self.problem.memory_limit_bytes:
+            self._refuse_division(trained, "trainer-memory", too_large(self.problem, least), least)
+            return
+        estimate = trainers.memory(division, savings, trained.world)
+        refused = no_room(self.problem, estimate, trainers.ranks_per_host)
+        assert refused is not None, "what never fits does not fit"
+        self._refuse_division(trained, *refused, estimate.total_bytes)
 
     def _refuse_division(self, trained: _Trained, code: str, reason: str, needed: float) -> None:
         split = next(split for split in self.splits if split.trainer_gpus == trained.world)
