@@ -158,7 +158,7 @@ async def test_a_rollout_worker_that_dies_while_its_records_are_fetched(packing:
     done, _ = await asyncio.wait([working], timeout=0.5)
     assert not done
     await kill(victim)
-    with pytest.raises(GroupsLost, match=r"rollout worker 1 \(pid \d+\) died") as caught:
+    with pytest.raises(GroupsLost, match=r"worker 1 \(pid \d+\) died: killed by SIGKILL") as caught:
         await working
     assert caught.value.group_ids == ("second",)
     stats = packing.run._groups.stats()

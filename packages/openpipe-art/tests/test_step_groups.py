@@ -116,8 +116,16 @@ async def test_losses_that_packing_finds_are_named_and_the_others_wait(steps: St
     found = RecordsLostError((LostGroup("b", ("b-0",), ("w0",), "dropped"),), 2)
     error = steps.groups.lose(selection, found)
     assert error.group_ids == ("b",)
+    assert error.groups[0].reason == "dropped"
     assert steps.counts() == (1, 0, 0, 1)
     assert (await steps.take(given[0])).group_ids == ("a",)
+
+
+async def test_the_end_of_an_owner_says_more_than_a_call_that_failed(steps: Steps) -> None:
+    selection = await steps.take(group("a", "w1"))
+    steps.ends["w1"] = "rollout worker 1 (pid 7) died: killed by SIGKILL"
+    found = RecordsLostError((LostGroup("a", ("a-0",), ("w1",), "the endpoint is undeliverable"),), 1)
+    assert steps.groups.lose(selection, found).groups[0].reason == steps.ends["w1"]
 
 
 @pytest.mark.parametrize(

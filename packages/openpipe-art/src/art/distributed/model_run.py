@@ -65,6 +65,7 @@ _GO_ON = "The run can go on from its last step on disk: start it again with resu
 _QUEUE_LIMITS = QueueLimits(groups=4096, records=1 << 20, byte_count=8 << 30)
 _RECORD_BYTES = 4 << 30
 _REMEMBERED = 1 << 20  # record ids that were trained on
+_CAUSE_S = 3.0  # until it is known why a process ended
 _FETCH_S = 60.0  # until the records that were made in this process are at hand
 
 
@@ -344,6 +345,7 @@ class ModelRun:
             if not packer.alive:
                 self._groups.holder_died(packer.name)
             elif lost is not None:
+                await self._await_causes({owner for group in lost.groups for owner in group.owners})
                 raise self._groups.lose(selection, lost) from error
             else:
                 self._groups.give_back(selection)
@@ -355,6 +357,15 @@ class ModelRun:
                 await self._release(result.ref.batch_id, Outcome.DISCARDED)
             raise
         return selection, result
+
+    async def _await_causes(self, owners: set[str]) -> None:
+        """Waits for the cause of each owner's death; others may see the death before it."""
+        for name in owners:
+            handle = self._runtime.actors.get(name)
+            if handle is None or handle.process is None or handle.process.is_alive():
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(handle.wait_died(), _CAUSE_S)
 
     @contextlib.asynccontextmanager
     async def _telling_deaths(self, owners: list[OwnerEntry]) -> AsyncIterator[None]:

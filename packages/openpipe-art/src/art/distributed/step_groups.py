@@ -12,12 +12,15 @@ What always holds:
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from art.distributed.errors import GroupsLost, PartFailed, RuntimeFailure
 from art.errors import ConfigError
 from art_dataplane import (
     DeadlineError,
     Lease,
     LeaseError,
+    LostGroup,
     Outcome,
     OwnerDiedError,
     ProcessIdentity,
@@ -149,7 +152,7 @@ class StepGroups:
         Returns:
             What to raise.
         """
-        lost = GroupsLost(error.groups, len(selection.groups))
+        lost = GroupsLost(tuple(map(self._explained, error.groups)), len(selection.groups))
         self._queue.mark_lost(error.groups)
         if self._is_in_force(selection.lease):
             self._queue.release(selection.lease, Outcome.CONSUMED, group_ids=error.group_ids)
@@ -159,6 +162,11 @@ class StepGroups:
     def holder_died(self, holder: str) -> None:
         """What ``holder`` had taken waits again."""
         self._queue.revoke_holder(holder)
+
+    def _explained(self, lost: LostGroup) -> LostGroup:
+        """With the end of the owners where it is known here, which says more than a call that failed."""
+        ends = [end for owner in lost.owners if (end := self._end_of(owner)) is not None]
+        return msgspec.structs.replace(lost, reason="; ".join(ends)) if ends else lost
 
     def _is_in_force(self, lease: Lease) -> bool:
         try:
