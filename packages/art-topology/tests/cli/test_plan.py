@@ -378,3 +378,33 @@ def test_a_model_or_a_table_that_is_a_device_is_refused(art: Run, model_file: Pa
         done = art("plan", *options, "--gpu", "H200", "--gpus", 8)
         assert done.code == 2
         assert "a pipe or a device" in done.err
+
+
+def test_what_is_said_to_be_enough_or_better_does_not_depend_on_where_one_starts(
+    art: Run, folder: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_next, "MOST_S", 300.0)
+    monkeypatch.setattr(plan_next, "MOST_FEWER_S", 300.0)
+    large = json.loads(model_file.read_text()) | {"hidden_size": 12288, "num_hidden_layers": 288}
+    (folder / "large.json").write_text(json.dumps(large))
+    given = ("plan", "--gpu", "H100", "--full-weights", "--memory-margin", 0.01)
+    told = {}
+    for gpus in (16, 24):
+        found = art(*given, "--model", "large.json", "--gpus", gpus, "--json").json
+        if not found["ok"]:
+            told[gpus] = next(step.split()[0] for step in found["next_steps"] if "are enough" in step)
+    assert len(told) > 1
+    [enough] = set(told.values())
+    assert art(*given, "--model", "large.json", "--gpus", enough).code == 0
+    fewer = [
+        art("plan", "--model", "config.json", "--gpu", "H200", "--gpus", gpus, "--json").json["fewer"]
+        for gpus in (16, 24, 48)
+    ]
+    assert None not in fewer
+    assert len({json.dumps(each["name"]) for each in fewer}) == 1
+
+
+def test_sizes_are_powers_of_two_and_what_is_between() -> None:
+    assert list(plan_next.sizes(33, between=0)) == [1, 2, 4, 8, 16, 32]
+    assert list(plan_next.sizes(13, between=1)) == [1, 2, 3, 4, 6, 8, 12]
+    assert list(plan_next.sizes(15, between=3)) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14]

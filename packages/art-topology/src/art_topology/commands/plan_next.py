@@ -3,6 +3,7 @@ ones), and how well fewer GPUs would be used; found by short searches."""
 
 from __future__ import annotations
 
+from itertools import takewhile
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from art_topology.cluster import ClusterSpec
 from art_topology.commands.plan_inputs import made_up
 from art_topology.commands.sources import CommandError
 from art_topology.hardware import Machine
+from art_topology.passes.findings import joined
 from art_topology.planner import plan
 from art_topology.spec import SpecError
 from art_topology.summary import counted
@@ -29,7 +31,6 @@ MOST_S = 5.0
 """After so many seconds no further search begins."""
 MOST_FEWER_S = 2.0
 """After so many seconds no further search on fewer GPUs begins."""
-_FEW_HOSTS = 4
 _BETTER = 1.02
 """By so much a score has to be larger to be worth a line."""
 _LEAST_MARGIN = 0.01
@@ -60,15 +61,12 @@ def next_steps(problem: Asked, report: PlanReport, trainer_gpus: int | None = No
         if told:
             return tuple(told)
     also = " with that" if told else ""
-    gpus = problem.gpus
-    for gpus, cluster in _larger(problem):
-        if perf_counter() > deadline:
-            break
-        if _runs(problem, cluster, problem.machine_name, workload):
-            kind = problem.machine.gpu.name
-            hosts = counted(len(cluster.hosts), "host")
-            told.append(f"{gpus:,} x {kind} ({hosts}) are enough{also}; the number was doubled until it ran")
-            break
+    enough, tried = _enough(problem, workload, deadline)
+    if enough is not None:
+        gpus = sum(len(host.gpus) for host in enough.hosts)
+        hosts = counted(len(enough.hosts), "host")
+        fewest = f": the fewest of {_listed(tried)}, which were tried" if len(tried) > 1 else ""
+        told.append(f"{gpus:,} x {problem.machine.gpu.name} ({hosts}) are enough{also}{fewest}")
     for machine in _roomier(problem):
         if perf_counter() > deadline:
             break
@@ -79,38 +77,46 @@ def next_steps(problem: Asked, report: PlanReport, trainer_gpus: int | None = No
             break
     if not told:
         told.append(
-            f"neither up to {gpus:,} x {problem.machine.gpu.name} nor as many larger GPUs help, as far as "
-            f"was searched in {MOST_S:.0f} s: change the model or the workload as the reasons say"
+            f"neither up to {max(tried, default=problem.gpus):,} x {problem.machine.gpu.name} nor as many "
+            f"larger GPUs help, as far as was searched in {MOST_S:.0f} s: change the model or the workload "
+            "as the reasons say"
         )
     return tuple(told)
 
 
 def on_fewer(problem: Asked, report: PlanReport) -> Plan | None:
-    """The plan with the highest score among the best ones on half the hosts, a quarter and so on, and then on
-    half the GPUs of one; of at most four hosts, on every number. None where that is not better."""
+    """The plan with the highest score among the best ones on smaller clusters, whatever the size of this one:
+    of so many hosts as are in :func:`sizes`, and of so many GPUs of one host, the smallest first. None where
+    that is not better."""
     deadline, best = perf_counter() + MOST_FEWER_S, None
     for cluster in _smaller(problem.cluster):
         if perf_counter() > deadline:
             break
         found = _plans(problem, cluster, problem.machine_name, problem.workload)
-        if not found:
-            break
-        if best is None or found[0].used_score > best.used_score:
+        if found and (best is None or found[0].used_score > best.used_score):
             best = found[0]
     first = report.ranked[0]
     return best if best is not None and best.used_score > first.used_score * _BETTER else None
 
 
+def sizes(most: int, *, between: int) -> Iterator[int]:
+    """1, 2, 4, 8 and so on, and so many numbers ``between`` two of them, or all where there are fewer; below
+    ``most``."""
+    power = 1
+    while power < most:
+        steps = min(power, between + 1)
+        yield from (size for k in range(steps) if (size := power + power * k // steps) < most)
+        power *= 2
+
+
 def _smaller(cluster: ClusterSpec) -> Iterator[ClusterSpec]:
-    count = len(cluster.hosts)
-    while count > 1:
-        count = count - 1 if count <= _FEW_HOSTS else count // 2
-        yield msgspec.structs.replace(cluster, hosts=cluster.hosts[:count])
     host = cluster.hosts[0]
-    gpus = len(host.gpus) // 2
-    while gpus > 1:
-        yield msgspec.structs.replace(cluster, hosts=(msgspec.structs.replace(host, gpus=host.gpus[:gpus]),))
-        gpus //= 2
+    for gpus in sizes(len(host.gpus), between=1):
+        if gpus > 1:
+            part = msgspec.structs.replace(host, gpus=host.gpus[:gpus])
+            yield msgspec.structs.replace(cluster, hosts=(part,))
+    for count in sizes(len(cluster.hosts), between=1):
+        yield msgspec.structs.replace(cluster, hosts=cluster.hosts[:count])
 
 
 def _without(problem: Asked, trainer_gpus: int | None) -> list[str]:
@@ -133,13 +139,35 @@ def _without(problem: Asked, trainer_gpus: int | None) -> list[str]:
     ]
 
 
-def _larger(problem: Asked) -> Iterator[tuple[int, ClusterSpec]]:
-    """The cluster with twice the GPUs, four times, and so on: hosts are filled first."""
-    gpus = problem.gpus
-    while gpus * 2 <= MOST_GPUS:
-        gpus *= 2
-        if found := _made_up(problem.machine, gpus, len(problem.cluster.hosts[0].gpus)):
-            yield gpus, found
+def _enough(
+    problem: Asked, workload: WorkloadSpec, deadline: float
+) -> tuple[ClusterSpec | None, tuple[int, ...]]:
+    """The smallest larger cluster that runs it, and the numbers of GPUs that were tried: the powers of two,
+    then what lies before the first of them that runs."""
+    hosts = problem.machine.gpus_per_host
+    ladder = [size for size in sizes(hosts, between=0) if size > 1]
+    ladder += [hosts * size for size in sizes(MOST_GPUS // hosts + 1, between=3)]
+    ladder = [gpus for gpus in ladder if gpus > problem.gpus]
+    coarse = [gpus for gpus in ladder if gpus < hosts or (gpus // hosts).bit_count() == 1]
+    tried: dict[int, ClusterSpec | None] = {}
+
+    def runs(gpus: int) -> bool:
+        found = _made_up(problem.machine, gpus, len(problem.cluster.hosts[0].gpus))
+        runs = found is not None and _runs(problem, found, problem.machine_name, workload)
+        tried[gpus] = found if runs else None
+        return runs
+
+    in_time = takewhile(lambda _: perf_counter() <= deadline, coarse)
+    upper = next((gpus for gpus in in_time if runs(gpus)), None)
+    if upper is not None:
+        lower = max((gpus for gpus in tried if gpus != upper), default=problem.gpus)
+        within = takewhile(lambda _: perf_counter() <= deadline, [g for g in ladder if lower < g < upper])
+        upper = next((gpus for gpus in within if runs(gpus)), upper)
+    return (tried[upper] if upper is not None else None), tuple(sorted(tried))
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return joined([f"{number:,}" for number in numbers])
 
 
 def _made_up(machine: Machine, gpus: int, per_host: int | None) -> ClusterSpec | None:

@@ -76,7 +76,7 @@ def _spare(report: PlanReport, fewer: Plan | None) -> list[str]:
     if best.unused_gpus:
         told.append(_unused(best, 1))
         told.append(
-            f"{best.used_gpus:,} GPUs are enough: plan 1 on a cluster of so many has "
+            f"{best.used_gpus:,} GPUs are enough for that step: plan 1 on a cluster of so many has "
             f"{best.used_score:,.1f} tokens/s/GPU."
         )
     if fewer is not None:
