@@ -263,7 +263,7 @@ def test_the_leader_and_the_controller_are_marked(topology_of: Make) -> None:
     assert sum(text.startswith("\N{BLACK STAR} policy") for text in texts(root)) == 1
 
 
-def test_slices_can_be_told_apart_and_many_runs_of_layers_are_counted() -> None:
+def test_slices_can_be_told_apart_and_many_runs_of_layers_give_way_to_their_stage() -> None:
     from art_topology.files import read_topology_text
     from art_topology.render.facts import Facts
 
@@ -284,4 +284,25 @@ parallel = {{ pp = 2, pipeline_layout = "Et|t|t|t|t|tL" }}
         "MIG \N{HORIZONTAL ELLIPSIS}5f6072",
     ]
     assert [cell.name for cell in cells[:2]] == slices
-    assert [cell.stage for cell in cells[2:]] == ["3 layers from 0, 2, 4", "3 layers from 1, 3, 5"]
+    assert [cell.stage for cell in cells[2:]] == ["layers 0, 2, 4", "layers 1, 3, 5"]
+    assert [cell.stage_short for cell in cells[2:]] == ["stage 0", "stage 1"]
+
+
+def test_runs_of_layers_that_have_no_room_are_not_cut_off() -> None:
+    from art_topology.files import read_topology_text
+    from art_topology.render import draw
+
+    text = """
+[[cluster.hosts]]
+host_id = "a"
+address = "10.0.0.1"
+gpus = [0, 1, 2, 3, 4, 5, 6, 7]
+cpu_slots = 3
+[trainer]
+placements = [{ device = "gpu", host_id = "a", gpus = [0, 1, 2, 3, 4, 5, 6, 7] }]
+parallel = { tp = 2, pp = 4, vpp = 4, pipeline_layout = "Et*5|(t*5|)*14t*5L" }
+"""
+    drawn = draw(read_topology_text(text, "toml").compile(), title="t").svg
+    assert "stage 3</text>" in drawn
+    assert "layers 0" in drawn
+    assert "layers 0\N{EN DASH}4, 2\N{HORIZONTAL ELLIPSIS}" not in drawn

@@ -176,7 +176,8 @@ def _draw_cell(svg: Svg, x: float, top: float, wide: float, tall: float, cell: C
         else:
             _draw_rank(svg, x, top, wide, cell)
         if cell.stage:
-            svg.text(x + wide / 2, top + tall - 9, cell.stage, 11, "soft", anchor="middle", room=wide - 8)
+            stage = cell.stage if width(cell.stage, 11) <= wide - 8 else cell.stage_short
+            svg.text(x + wide / 2, top + tall - 9, stage, 11, "soft", anchor="middle", room=wide - 8)
 
 
 def _draw_worker(svg: Svg, x: float, top: float, wide: float, tall: float, cell: Cell) -> None:

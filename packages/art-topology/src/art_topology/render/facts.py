@@ -43,6 +43,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         name: The same with the whole UUID.
         rank: The trainer's rank on it.
         stage: The layers of that rank, or its stage; empty without pipeline parallelism.
+        stage_short: The number of the stage, where there is no room for all runs of layers.
         workers: Workers of services on it.
         bars: Groups that its rank, or else its worker, is in.
     """
@@ -51,6 +52,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     rank: int | None = None
     stage: str = ""
+    stage_short: str = ""
     workers: tuple[Worker, ...] = ()
     bars: tuple[Bar, ...] = ()
 
@@ -139,28 +141,31 @@ class Facts:
                 str(device.gpu) if isinstance(device.gpu, str) else _gpu(device.gpu),
                 _gpu(device.gpu),
             )
+        stage, stage_short = self._stage(rank) if rank is not None else ("", "")
         return Cell(
             device=label,
             name=name,
             rank=rank,
-            stage=self._stage(rank) if rank is not None else "",
+            stage=stage,
+            stage_short=stage_short,
             workers=workers,
             bars=bars,
         )
 
-    def _stage(self, rank: int) -> str:
+    def _stage(self, rank: int) -> tuple[str, str]:
+        """The layers of a rank, run by run, and its stage."""
         trainer = self.topology.trainer
         if trainer is None or trainer.layout.pp == 1:
-            return ""
-        stage = trainer.layout.coordinate(rank).pp
+            return "", ""
+        number = trainer.layout.coordinate(rank).pp
+        stage = f"stage {number}"
         if self._stages is None:
-            return f"stage {stage}"
-        runs = [run.layers for run in self._stages.rank(stage) if run.layer_count]
-        if len(runs) > 2:
-            count, first = sum(map(len, runs)), ", ".join(str(run[0]) for run in runs)
-            return f"{count} layers from {first}"
+            return stage, stage
+        runs = [run.layers for run in self._stages.rank(number) if run.layer_count]
         shown = [f"{run[0]}\N{EN DASH}{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-        return f"layers {', '.join(shown)}" if shown else f"stage {stage}"
+        if not shown:
+            return stage, stage
+        return f"layers {', '.join(shown)}", stage
 
 
 def _gpu(gpu: int | str) -> str:
