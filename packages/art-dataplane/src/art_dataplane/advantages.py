@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from art_dataplane.choices import check_choices
+
 EQUAL_REWARDS = 1e-9
 """Rewards of a group that differ by no more than this, relative to the largest magnitude, count as equal."""
 
@@ -87,6 +89,7 @@ class AdvantageRule(msgspec.Struct, frozen=True):
     overlong: OverlongPenalty | None = None
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if not -1 <= self.balance <= 1:
             raise ValueError(f"balance is {self.balance}; it must be from -1 to 1")
         if not 0 <= self.epsilon < np.inf:

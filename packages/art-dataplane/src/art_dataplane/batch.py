@@ -180,7 +180,7 @@ class PackedBatch:
     | loss_target | int32 ``[L]`` | token id that is predicted |
     | loss_old_logprob | float32 ``[L]`` | log-prob of the target when it was sampled, in nats |
     | loss_advantage | float32 ``[L]`` | advantage of its trajectory |
-    | loss_weight | float32 ``[L]`` | how much it counts; the weights of a batch sum to 1 |
+    | loss_weight | float32 ``[L]`` | how much it counts, see :class:`art_dataplane.LossWeightRule` |
     | loss_version | int32 ``[L]`` | policy version that sampled the target |
     | loss_record | int32 ``[L]`` | index into ``PackedBatchRef.record_ids`` |
     | loss_temperature | float32 ``[L]`` | temperature it was sampled at |
@@ -249,7 +249,7 @@ class PackedBatch:
 
     @property
     def loss_weight(self) -> np.ndarray:
-        """float32 ``[L]``: how much each entry counts; the sum over a batch is 1."""
+        """float32 ``[L]``: how much each entry counts, see :class:`art_dataplane.LossWeightRule`."""
         return self._tensors["loss_weight"]
 
     @property

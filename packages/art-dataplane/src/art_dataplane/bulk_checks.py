@@ -6,14 +6,26 @@ record. Here only one thing matters: what passes here passes there. What does no
 
 from collections.abc import Iterable, Sequence
 from math import inf
+from typing import cast
 
 import numpy as np
 
-from art_dataplane.records import LOGPROB_TOLERANCE, TokenRecord, TrajectoryRecord, VersionSpan
+from art_dataplane.records import (
+    LARGEST_FLOAT32,
+    LARGEST_VERSION,
+    LOGPROB_TOLERANCE,
+    SMALLEST_FLOAT32,
+    TokenRecord,
+    TrajectoryRecord,
+    VersionSpan,
+)
 
 _TOKENS = np.dtype(np.int32)
 _LOGPROBS = np.dtype(np.float32)
 _ROUTES = (np.dtype(np.uint8), np.dtype(np.uint16))
+_NUMBERS = {int, float}
+_PLAIN = {str, int, float, bool, type(None)}
+_TEXT = {str}
 _ARRAYS_AT_ONCE = 256
 
 
@@ -28,9 +40,15 @@ def pass_at_once(groups: Sequence[Sequence[TrajectoryRecord]], policy_version: i
             failed, reward = record.error is not None, record.reward
             if not (record.record_id and record.group_id and record.group_id == group[0].group_id):
                 return False
-            if (reward is not None) if failed else (reward is None or not -inf < reward < inf):
+            if (reward is not None) if failed else not _is_reward(reward):
                 return False
-            newest = inf if failed else policy_version
+            if not (
+                _NUMBERS.issuperset(map(type, record.metrics.values()))
+                and _PLAIN.issuperset(map(type, record.metadata.values()))
+                and _TEXT.issuperset(map(type, record.metadata))
+            ):
+                return False
+            newest = LARGEST_VERSION if failed else min(policy_version, LARGEST_VERSION)
             for exchange in record.exchanges:
                 if not _is_sound(exchange, newest, ids, logprobs):
                     return False
@@ -39,6 +57,10 @@ def pass_at_once(groups: Sequence[Sequence[TrajectoryRecord]], policy_version: i
         and all(part.min() >= 0 for part in _joined(ids))
         and all(part.max() <= LOGPROB_TOLERANCE and part.min() > -inf for part in _joined(logprobs))
     )
+
+
+def _is_reward(reward: object) -> bool:
+    return type(reward) in _NUMBERS and -LARGEST_FLOAT32 <= cast(float, reward) <= LARGEST_FLOAT32
 
 
 def _is_sound(
@@ -50,13 +72,17 @@ def _is_sound(
         return False
     if not (prompt.dtype == completion.dtype == _TOKENS and sampled.dtype == _LOGPROBS):
         return False
-    if not (prompt.ndim == completion.ndim == sampled.ndim == 1 and 0 < exchange.temperature < inf):
+    if not (
+        prompt.ndim == completion.ndim == sampled.ndim == 1
+        and SMALLEST_FLOAT32 <= exchange.temperature <= LARGEST_FLOAT32
+    ):
         return False
     prompt_count, count = len(prompt), len(completion)
     if not prompt_count or len(sampled) != count:
         return False
     if not (
-        _cover(exchange.prompt_spans, prompt_count, inf) and _cover(exchange.completion_spans, count, newest)
+        _cover(exchange.prompt_spans, prompt_count, LARGEST_VERSION)
+        and _cover(exchange.completion_spans, count, newest)
     ):
         return False
     ids.append(prompt)

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from art_dataplane.errors import (
     DeadlineError,
     OwnerDiedError,
@@ -21,6 +23,7 @@ from art_dataplane.records import LostGroup, TrajectoryRecord, TrajectoryRef
 from art_dataplane.segment_files import parse_segment_name
 from art_dataplane.selection import Selection
 from art_dataplane.store import RecordOwner, read_records
+from art_dataplane.waiting import check_deadline
 
 
 class FetchedGroups(NamedTuple):
@@ -88,6 +91,7 @@ async def fetch_available(
         LeaseError: an owner has seen a higher fence for a record.
         ShmError: a segment of an owner that lives is gone.
     """
+    check_deadline(deadline_s)
     by_owner: dict[str, list[TrajectoryRef]] = {}
     for ref in selection.refs:
         by_owner.setdefault(ref.owner, []).append(ref)
@@ -124,6 +128,12 @@ async def _answers(
         done, pending = await asyncio.wait(
             pending, timeout=max(0.0, deadline - loop.time()), return_when=asyncio.FIRST_COMPLETED
         )
+        # An owner that is reached with a timeout of its own may be the first to notice the time.
+        late = [task for task in done if isinstance(task.exception(), TimeoutError)]
+        if late:
+            raise _late([tasks[task] for task in (*late, *pending)], selection, deadline_s) from (
+                late[0].exception()
+            )
         answers += [task.result() for task in done]
         lost = _lost_groups(selection, answers)
         lost_ids = {group.group_id for group in lost}
@@ -182,8 +192,12 @@ async def _read(
         if _maker_is_dead(location):
             raise OwnerDiedError(refs[0].owner, str(error)) from error
         raise
-    sent = [(record.record_id, record.group_id, record.error is None) for record in records]
-    asked = [(ref.record_id, ref.group_id, ref.ok) for ref in refs]
+    except msgspec.MsgspecError as error:
+        raise PackingError(
+            f"owner {refs[0].owner} was asked for {len(refs)} records and sent something else: {error}"
+        ) from error
+    sent = [(record.record_id, record.group_id, record.error is None, record.reward) for record in records]
+    asked = [(ref.record_id, ref.group_id, ref.ok, ref.reward) for ref in refs]
     if sent != asked:
         wrong = next(
             (pair for pair in zip(asked, sent, strict=False) if pair[0] != pair[1]), (len(asked), len(sent))

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from art_dataplane.choices import check_choices
 from art_dataplane.errors import PackingError
 from art_dataplane.records import TokenRecord, TrajectoryRecord
 
@@ -44,6 +45,7 @@ class KlRule(msgspec.Struct, frozen=True):
     place: Literal["advantage", "reward", "loss"] = "advantage"
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if not 0 <= self.coefficient < np.inf:
             raise ValueError(f"coefficient is {self.coefficient}; it must be a finite number of at least 0")
 

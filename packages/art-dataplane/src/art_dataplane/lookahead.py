@@ -21,12 +21,13 @@ from typing import Literal
 import msgspec
 
 from art_dataplane.batch import PackedBatchRef
+from art_dataplane.choices import check_choices
 from art_dataplane.errors import DeadlineError, LeaseError, LookaheadError
 from art_dataplane.leases import Outcome
 from art_dataplane.packing import PackingResult
 from art_dataplane.queue import TrajectoryQueue
 from art_dataplane.shm import ShmSegmentStore
-from art_dataplane.waiting import Signal
+from art_dataplane.waiting import Signal, check_deadline
 
 type Prepare = Callable[[int, int], Awaitable[PackingResult]]
 """``await prepare(ticket, policy_version)`` packs a batch for a step from that version. When it raises or is
@@ -48,6 +49,11 @@ class LookaheadRule(msgspec.Struct, frozen=True):
 
     on_change: Literal["relabel", "discard"] = "relabel"
     most_versions_behind: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if self.most_versions_behind is not None and self.most_versions_behind < 0:
+            raise ValueError(f"most_versions_behind is {self.most_versions_behind}; it must be at least 0")
 
     def keeps(self, ref: PackedBatchRef, policy_version: int) -> bool:
         """Whether ``ref``, prepared for another version, is right for a step from ``policy_version``."""
@@ -164,6 +170,7 @@ class Lookahead:
             DeadlineError: nothing was ready in time.
             LookaheadError: preparing failed, with its error as the cause; or the lookahead is or was closed.
         """
+        check_deadline(deadline_s)
         asked_at = self._clock()
         at_once = True
         while True:
@@ -205,6 +212,7 @@ class Lookahead:
             DeadlineError: it takes longer.
             LookaheadError: preparing or giving back failed, with its error as the cause.
         """
+        check_deadline(deadline_s)
         if self._closing is None:
             self._closing = asyncio.create_task(self._shut(self._attempt), name="lookahead-close")
             self._signal.notify_all()

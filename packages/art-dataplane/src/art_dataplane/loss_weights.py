@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from art_dataplane.choices import check_choices
 from art_dataplane.errors import PackingError
 
 
@@ -44,6 +45,7 @@ class LossWeightRule(msgspec.Struct, frozen=True):
     constant_length: int | None = None
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if (self.constant_length is not None) != (self.normalize == "constant"):
             raise ValueError(
                 f"constant_length is {self.constant_length} with normalize={self.normalize!r}; the rule "

@@ -23,6 +23,7 @@ import msgspec
 
 from art_dataplane.advantages import AdvantageRule
 from art_dataplane.batch import Objective, PackedBatchRef, PackingCounts, PackingTiming, view_tensors
+from art_dataplane.choices import check_choices
 from art_dataplane.context_plan import ContextPlan, ContextRule, plan_rows
 from art_dataplane.fetching import fetch_groups
 from art_dataplane.kl import KlRule
@@ -67,6 +68,9 @@ class PackingRequest(msgspec.Struct, frozen=True):
     objective: Objective = "rl"
     context: ContextRule | None = None
     merge_routes: MergeRoutes = "equal"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
     @property
     def record_ids(self) -> tuple[str, ...]:

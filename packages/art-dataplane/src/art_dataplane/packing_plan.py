@@ -40,7 +40,7 @@ __all__ = ["LossWeightRule", "MergeRoutes", "PackingPlan", "plan_packing", "plan
 MergeRoutes = Literal["equal", "first"]
 """Which equal tokens are computed once when records have routes: with ``"equal"`` those that went to the same
 experts, as all tokens before them did; with ``"first"`` all, by the routes of the first sequence that has
-them, in the order of tokens and record ids."""
+them, in the order of tokens and record ids. Within one trajectory see :class:`art_dataplane.RouteBlock`."""
 
 
 class PackingPlan:

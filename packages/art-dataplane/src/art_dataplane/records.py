@@ -4,7 +4,6 @@ Invariants, checked by :func:`TokenRecord.validate`: one log-prob per completion
 adjacent and complete over the text they describe; token ids are never negative.
 """
 
-import math
 import traceback
 from collections.abc import Sequence
 
@@ -13,6 +12,14 @@ import numpy as np
 
 from art_dataplane.arrays import encode
 from art_dataplane.errors import RecordError
+
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+"""Rewards and temperatures are no larger, so that no arithmetic on them overflows."""
+
+SMALLEST_FLOAT32 = float(np.finfo(np.float32).tiny)
+
+LARGEST_VERSION = (1 << 31) - 1
+"""Versions travel as int32."""
 
 LOGPROB_TOLERANCE = 1e-3
 """How far above 0 rounding may put a log-prob."""
@@ -31,6 +38,9 @@ class VersionSpan(msgspec.Struct, frozen=True):
 
 class RouteBlock(msgspec.Struct, frozen=True):
     """MoE routes of ``prompt + completion``.
+
+    A later exchange that goes on with an earlier one repeats its tokens. They were computed once, and their
+    routes are those of the exchange in which they came up first; what the later one says of them is not used.
 
     Args:
         experts: uint8 or uint16 ``[tokens, layers, topk]``: the experts that each token went to.
@@ -106,8 +116,10 @@ class TokenRecord(msgspec.Struct, frozen=True, eq=False):
             _check_logprobs("reference_logprobs", self.reference_logprobs)
         _check_spans("prompt_spans", self.prompt_spans, prompt_count)
         _check_spans("completion_spans", self.completion_spans, completion_count)
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise RecordError(f"temperature {self.temperature} is not a finite number of at least 0")
+        if self.temperature != 0 and not SMALLEST_FLOAT32 <= self.temperature <= LARGEST_FLOAT32:
+            raise RecordError(
+                f"temperature {self.temperature} is neither 0 nor a positive number that float32 can hold"
+            )
         if self.routes is not None:
             _check_routes(self.routes.experts, prompt_count + completion_count)
 
@@ -172,6 +184,18 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, eq=False):
     timing: RolloutTiming = RolloutTiming(0.0)
     error: RolloutError | None = None
 
+    def encoded(self) -> bytes:
+        """The record as MessagePack.
+
+        Raises:
+            RecordError: something in it cannot be encoded: an id that is no text, metadata that is no plain
+                value.
+        """
+        try:
+            return encode(self)
+        except (TypeError, ValueError, OverflowError, NotImplementedError, RecursionError) as error:
+            raise RecordError(f"record {self.record_id!r} cannot be encoded: {error}") from error
+
     def validate(self) -> None:
         """Checks the record and each of its exchanges.
 
@@ -181,6 +205,19 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, eq=False):
         """
         if not self.record_id or not self.group_id:
             raise RecordError(f"record {self.record_id!r} of group {self.group_id!r}: both ids must be given")
+        for name, value in self.metrics.items():
+            if not _is_number(value):
+                raise RecordError(
+                    f"record {self.record_id}: metric {name!r} is {value!r}, not a number; write float(...)"
+                )
+        for key, noted in self.metadata.items():
+            if not isinstance(key, str) or not (
+                noted is None or isinstance(noted, str | int | float | np.generic)
+            ):
+                raise RecordError(
+                    f"record {self.record_id}: metadata {key!r} is {noted!r}; keys are text, values text, "
+                    "numbers, booleans or None"
+                )
         _check_reward(self.record_id, self.reward, failed=self.error is not None)
         for index, exchange in enumerate(self.exchanges):
             try:
@@ -317,10 +354,19 @@ def _check_reward(record_id: str, reward: float | None, *, failed: bool) -> None
             f"record {record_id} failed and has a reward of {reward}; a failed rollout has none: set it to "
             "None"
         )
-    if not failed and (reward is None or not math.isfinite(reward)):
+    if failed:
+        return
+    if reward is not None and not _is_number(reward):
+        raise RecordError(f"record {record_id}: reward {reward!r} is not a number; write float(...)")
+    if reward is None or not -LARGEST_FLOAT32 <= reward <= LARGEST_FLOAT32:
         raise RecordError(
-            f"record {record_id}: reward {reward} is not finite; a rollout without one sets error"
+            f"record {record_id}: reward {reward} is not finite, or too large for float32; a rollout without "
+            "one sets error"
         )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 def _check_array(name: str, array: np.ndarray, dtype: str) -> None:
@@ -341,7 +387,7 @@ def _check_logprobs(name: str, logprobs: np.ndarray) -> None:
 def _check_spans(name: str, spans: tuple[VersionSpan, ...], count: int) -> None:
     end = 0
     for index, span in enumerate(spans):
-        if span.start != end or span.end <= span.start or span.version < 0:
+        if span.start != end or span.end <= span.start or not 0 <= span.version <= LARGEST_VERSION:
             raise RecordError(
                 f"{name}[{index}] is [{span.start}, {span.end}) of version {span.version}; it must begin at "
                 f"{end}, hold at least one token and have a version of at least 0"

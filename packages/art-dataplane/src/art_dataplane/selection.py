@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from art_dataplane.choices import check_choices
 from art_dataplane.errors import QueueError
 from art_dataplane.leases import Lease
 from art_dataplane.records import LostGroup, TrajectoryRef
@@ -34,6 +35,9 @@ class SelectionRule(msgspec.Struct, frozen=True):
 
     order: Literal["oldest", "newest"] = "oldest"
     oldest_version: int = 0
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
 
 class Selection(msgspec.Struct, frozen=True):

@@ -11,11 +11,13 @@ What always holds:
 - Only the owner removes a segment while it lives. No resource tracker takes part.
 """
 
+import contextlib
 import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -73,7 +75,8 @@ class ShmStats(msgspec.Struct, frozen=True):
 
 
 class ShmSegmentStore:
-    """The segments that this process owns for one run. Thread-safe; ``close()`` removes them all.
+    """The segments that this process owns for one run. Thread-safe; ``close()`` removes them all, as does the
+    end of the process or of the last reference to the store.
 
     A new store first removes what owners that are dead left in ``/dev/shm``, whatever their run
     (:func:`art_dataplane.sweep`), so that what a killed process held is there for its successor.
@@ -115,7 +118,10 @@ class ShmSegmentStore:
         self._recycled_count = 0
         self._still_mapped_count = 0
         self._leases = LeaseTable() if clock is None else LeaseTable(clock=clock)
+        self._closed = False
         self._swept = sweep()
+        # A store that is forgotten, or whose process ends without closing it, leaves nothing either.
+        self._abandoned = weakref.finalize(self, _abandon, self._owner.pid, self._segments, self._spare)
 
     @property
     def swept(self) -> tuple[SegmentInfo, ...]:
@@ -132,12 +138,14 @@ class ShmSegmentStore:
 
         Raises:
             ShmFullError: no room under the store's capacity or in ``/dev/shm``; nothing was left behind.
-            ShmError: ``byte_count`` is not positive, or the store belongs to another process (it was forked).
+            ShmError: ``byte_count`` is not positive, the store is closed, or it belongs to another process
+                (it was forked).
         """
         if byte_count <= 0:
             raise ShmError(f"a segment of {byte_count} bytes cannot be reserved")
-        with self._lock:
-            self._check_owner()
+        with self._owned():
+            if self._closed:
+                raise ShmError(f"the store of run {self._run_id} was closed; make another one")
             allocated = -(-byte_count // mmap.PAGESIZE) * mmap.PAGESIZE
             name = self._new_name()
             segment = self._take_spare(allocated, name) or self._create(allocated, name)
@@ -168,8 +176,7 @@ class ShmSegmentStore:
         Raises:
             ShmError: the store belongs to another process (it was forked).
         """
-        with self._lock:
-            self._check_owner()
+        with self._owned():
             if not isinstance(location, ShmLocation) or location.name not in self._segments:
                 return False
             self._forget(location.name, reusable=reusable)
@@ -187,8 +194,7 @@ class ShmSegmentStore:
             ShmError: this store does not hold it.
             LeaseError: it is leased already, or ``duration_s`` is not positive.
         """
-        with self._lock:
-            self._check_owner()
+        with self._owned():
             self._committed(location.name)
             return self._leases.grant([location.name], holder, duration_s)
 
@@ -204,8 +210,7 @@ class ShmSegmentStore:
         Raises:
             LeaseError: the lease is not in force, or is one on another segment.
         """
-        with self._lock:
-            self._check_owner()
+        with self._owned():
             if location.name not in self._leases.check(lease):
                 raise LeaseError(
                     f"lease {lease.lease_id} (fence {lease.fence}) is not one on {location.name}"
@@ -220,20 +225,22 @@ class ShmSegmentStore:
         Returns:
             What was dropped.
         """
-        with self._lock:
-            self._check_owner()
+        with self._owned():
             names = [name for lease, items in self._leases.leases() if lease.fence <= fence for name in items]
             return self._reclaim(names)
 
     def reclaim_expired(self) -> tuple[ShmLocation, ...]:
         """Drops every segment whose lease is past its deadline, and returns what was dropped."""
-        with self._lock:
-            self._check_owner()
+        with self._owned():
             return self._reclaim([name for _, items in self._leases.expire() for name in items])
 
     def stats(self) -> ShmStats:
-        """What is held now."""
-        with self._lock:
+        """What is held now.
+
+        Raises:
+            ShmError: the store belongs to another process (it was forked).
+        """
+        with self._owned():
             return ShmStats(
                 segment_count=len(self._segments),
                 used_bytes=sum(segment.allocated for segment in self._segments.values()),
@@ -246,14 +253,16 @@ class ShmSegmentStore:
 
     def close(self) -> None:
         """Removes every segment, leased or not. In a forked child it does nothing: the parent owns them."""
+        if os.getpid() != self._owner.pid:  # before the lock, which a thread may have held at the fork
+            return
         with self._lock:
-            if ProcessIdentity.current() != self._owner:
-                return
+            self._closed = True
             self._recycle = 0
             for name in [*self._segments]:
                 self._forget(name)
             for name in [*self._spare]:
                 self._drop_spare(name)
+            self._abandoned.detach()
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -278,8 +287,7 @@ class ShmSegmentStore:
         return _Segment(allocated, descriptor, mapping)
 
     def _commit(self, name: str, byte_count: int) -> ShmLocation:
-        with self._lock:
-            self._check_owner()
+        with self._owned():
             if name not in self._segments:
                 raise ShmError(f"segment {name} is gone: its store was closed")
             segment = self._segments[name]
@@ -362,11 +370,25 @@ class ShmSegmentStore:
     def _new_name(self) -> str:
         return new_segment_name(self._run_id, self._owner)
 
+    @contextlib.contextmanager
+    def _owned(self) -> Iterator[None]:
+        """Holds the lock. Whose store it is is asked before: in a forked child nobody may ever release it."""
+        self._check_owner()
+        with self._lock:
+            yield
+
     def _check_owner(self) -> None:
         if os.getpid() != self._owner.pid:
             raise ShmError(
                 f"this store belongs to process {self._owner.pid}; make one in {os.getpid()} after the fork"
             )
+
+
+def _abandon(owner_pid: int, *held: dict[str, _Segment]) -> None:
+    if os.getpid() == owner_pid:  # not what a forked child inherited
+        for segments in held:
+            for name in [*segments]:
+                _remove(name, segments.pop(name), revoked=False)
 
 
 def _remove(name: str, segment: _Segment, *, revoked: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from art_dataplane.arrays import decode, encode
+from art_dataplane.arrays import decode
 from art_dataplane.bounds import Amount, Ledger
 from art_dataplane.errors import (
     DeadlineError,
@@ -159,7 +159,7 @@ class TrajectoryStore:
             StoreClosedError: the store is closed.
         """
         record.validate()
-        encoded = encode(record)
+        encoded = record.encoded()
         if reservation is not None:
             self._take_reserved(record, len(encoded), reservation)
             return self._keep(record, encoded)
@@ -183,7 +183,7 @@ class TrajectoryStore:
             DeadlineError: there was no room within ``deadline_s`` seconds.
         """
         record.validate()
-        encoded = encode(record)
+        encoded = record.encoded()
         self._check_new(record)
         await self._wait_for_room(_what(record, encoded), record.group_id, 1, len(encoded), deadline_s)
         self._check_new(record)

@@ -7,6 +7,16 @@ from collections.abc import Callable
 from art_dataplane.errors import DeadlineError
 
 
+def check_deadline(deadline_s: float) -> None:
+    """Refuses what would be waited for without end.
+
+    Raises:
+        DeadlineError: it is not a finite number of at least 0.
+    """
+    if not deadline_s >= 0 or math.isinf(deadline_s):
+        raise DeadlineError(f"a deadline of {deadline_s} s; give a finite number of seconds, at least 0")
+
+
 def _nothing() -> None:
     return None
 
@@ -61,8 +71,7 @@ class Signal:
         Raises:
             DeadlineError: the deadline is not a number of at least 0.
         """
-        if not deadline_s >= 0 or math.isinf(deadline_s):
-            raise DeadlineError(f"a deadline of {deadline_s} s; give a finite number of seconds, at least 0")
+        check_deadline(deadline_s)
         check()
         if not self._waiters and condition():
             return True
