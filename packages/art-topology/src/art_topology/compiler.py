@@ -27,6 +27,7 @@ from art_topology.serving import ModelServiceSpec
 from art_topology.trainer import TrainerMeshSpec
 
 if TYPE_CHECKING:
+    from art_topology.hardware import HardwareTable
     from art_topology.models import ModelDescription
     from art_topology.workload import WorkloadSpec
 
@@ -39,6 +40,7 @@ def compile_topology(
     model: ModelDescription | None = None,
     workload: WorkloadSpec | None = None,
     model_name: str | None = None,
+    hardware: HardwareTable | None = None,
 ) -> RuntimeTopology:
     """Checks everything that can be known without hardware and gives every process its place.
 
@@ -51,6 +53,7 @@ def compile_topology(
         workload: What a step computes; with it, its lengths are checked against the parallelism.
         model_name: ``base_model`` of the services that serve ``model``; by default that of all services, if
             they have one in common. The others are checked without it.
+        hardware: The GPUs that ``gpu_model`` of a host may name; by default the package's table.
 
     Returns:
         The frozen topology; ``warnings`` on it are what is worth a second look.
@@ -62,7 +65,8 @@ def compile_topology(
     facts = facts_of(model) if model is not None else None
     findings = Findings()
     workloads = workloads_of(trainer, services)
-    table = check_hosts(cluster, findings, (name for workload in workloads for name in workload.named_hosts))
+    named = (name for workload in workloads for name in workload.named_hosts)
+    table = check_hosts(cluster, findings, named, hardware)
     meant = check_host_gpus(table, findings, named_gpus(table, workloads))
     check_placements(table, workloads, findings, meant)
     ranks = TrainerFacts()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from art_topology.compiled import RuntimeTopology
+    from art_topology.hardware import HardwareTable
     from art_topology.models import ModelDescription
     from art_topology.positions import SourceText
     from art_topology.readers import FileFormat
@@ -66,10 +67,13 @@ class TopologySource:
     :class:`TopologySpec`.
     """
 
-    def __init__(self, spec: TopologySpec, source: SourceText, folder: Path) -> None:
+    def __init__(
+        self, spec: TopologySpec, source: SourceText, folder: Path, hardware: HardwareTable | None = None
+    ) -> None:
         self.spec = spec
         self._source = source
         self._folder = folder
+        self._hardware = hardware
 
     def model(self) -> ModelDescription | None:
         """The model, if the topology names one.
@@ -114,6 +118,7 @@ class TopologySource:
                 model=model,
                 workload=spec.workload,
                 model_name=spec.model.name if spec.model is not None else None,
+                hardware=self._hardware,
             )
             found = topology.warnings
         except TopologyError as error:
@@ -154,13 +159,16 @@ def _hint_of(problem: str) -> str:
     return "correct the configuration, or leave [model] out: what needs no model is checked without it"
 
 
-def read_topology(path: str | Path, kind: FileFormat | None = None) -> TopologySource:
+def read_topology(
+    path: str | Path, kind: FileFormat | None = None, *, hardware: HardwareTable | None = None
+) -> TopologySource:
     """Reads a file.
 
     Args:
         path: A regular file in UTF-8. Its suffix says the format: ``.toml``, ``.yaml``, ``.yml`` or
             ``.json``.
         kind: The format, whatever the suffix is: "toml", "yaml" or "json".
+        hardware: The GPUs that ``gpu_model`` of a host may name; by default the package's table.
 
     Raises:
         SpecError: it cannot be read, is not well-formed, has fields that do not exist or repeated keys, or
@@ -173,11 +181,17 @@ def read_topology(path: str | Path, kind: FileFormat | None = None) -> TopologyS
 
     path = Path(path)
     source, kind = read_file(path) if kind is None else (read_file_as(path, kind), kind)
-    return TopologySource(_spec(source, kind, path.parent), source, path.parent)
+    spec = _spec(source, kind, path.parent, hardware)
+    return TopologySource(spec, source, path.parent, hardware)
 
 
 def read_topology_text(
-    text: str, kind: FileFormat, *, name: str | None = None, folder: str | Path = "."
+    text: str,
+    kind: FileFormat,
+    *,
+    name: str | None = None,
+    folder: str | Path = ".",
+    hardware: HardwareTable | None = None,
 ) -> TopologySource:
     """Reads the text of a file.
 
@@ -186,6 +200,7 @@ def read_topology_text(
         kind: Its format: "toml", "yaml" or "json".
         name: To be shown in diagnostics.
         folder: That paths in it are relative to.
+        hardware: As for :func:`read_topology`.
 
     Raises:
         SpecError: as for :func:`read_topology`.
@@ -195,7 +210,8 @@ def read_topology_text(
     from art_topology.readers import source_of
 
     source = source_of(text, kind, name)
-    return TopologySource(_spec(source, kind, Path(folder)), source, Path(folder))
+    spec = _spec(source, kind, Path(folder), hardware)
+    return TopologySource(spec, source, Path(folder), hardware)
 
 
 def load_topology(path: str | Path) -> TopologySpec:
@@ -235,7 +251,7 @@ def located(diagnostics: tuple[Diagnostic, ...], source: SourceText) -> tuple[Di
     )
 
 
-def _spec(source: SourceText, kind: FileFormat, folder: Path) -> TopologySpec:
+def _spec(source: SourceText, kind: FileFormat, folder: Path, hardware: HardwareTable | None) -> TopologySpec:
     from art_topology.readers import read_values
 
     values = read_values(source, kind)
@@ -249,5 +265,5 @@ def _spec(source: SourceText, kind: FileFormat, folder: Path) -> TopologySpec:
             raise SpecError(f"{source.name or 'input'}: {error}") from error
         from art_topology.repairs import findings_beside
 
-        beside = findings_beside(values, found, source, folder)
+        beside = findings_beside(values, found, source, folder, hardware)
         raise SpecError.of(*located((*found, *beside), source)) from error

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from art_topology.files import TopologySpec
+    from art_topology.hardware import HardwareTable
     from art_topology.positions import SourceText
 
 __all__ = ["findings_beside"]
@@ -176,7 +177,11 @@ class _Rest:
 
 
 def findings_beside(
-    values: Any, broken: tuple[Diagnostic, ...], source: SourceText, folder: Path
+    values: Any,
+    broken: tuple[Diagnostic, ...],
+    source: SourceText,
+    folder: Path,
+    hardware: HardwareTable | None = None,
 ) -> tuple[Diagnostic, ...]:
     """What the rules say of the values apart from what is broken; nothing if that leaves too little.
 
@@ -185,6 +190,7 @@ def findings_beside(
         broken: Everything that keeps them from being a topology.
         source: The text, for the model's configuration.
         folder: That paths in it are relative to.
+        hardware: The table of GPUs; None for that of the package.
     """
     from art_topology.files import TopologySource
 
@@ -206,7 +212,7 @@ def findings_beside(
     if spec is None:
         return ()
     try:
-        said = TopologySource(spec, source, folder).compile().warnings
+        said = TopologySource(spec, source, folder, hardware).compile().warnings
     except (TopologyError, SpecError) as error:
         said = error.diagnostics
     kept = (rest.shown(msgspec.structs.replace(found, location=None, related_locations=())) for found in said)

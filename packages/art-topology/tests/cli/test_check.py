@@ -134,3 +134,23 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(art: Run, folder
     done = art("check", "odd.toml")
     assert done.code == 1
     assert "\x1b" not in done.out
+
+
+def test_gpus_that_a_file_adds_are_known_to_check(art: Run, folder: Path, cluster_file: Path) -> None:
+    text = cluster_file.read_text().replace('"H200"', '"X1"')
+    (folder / "ours.toml").write_text(text)
+    (folder / "broken.toml").write_text(text.replace("cpu_slots = 32", "cpu_slots = -1", 1))
+    fields = (
+        'source = { title = "ours" }\nmemory_bytes = 80_000_000_000\nmemory_bandwidth_bytes_per_s = 3e12\n'
+    )
+    node = (
+        '[nodes.OURS]\ngpu = "X1"\ngpus_per_host = 8\nscale_up = "NVLink4"\nscale_up_gpus = 8\n'
+        'scale_out = "InfiniBand-NDR"\n'
+        'host_link = "Host-PCIe5"\nsource = { title = "ours" }\n'
+    )
+    (folder / "hardware.toml").write_text(f"[gpus.X1]\n{fields}peak_flops = {{ bfloat16 = 9e14 }}\n{node}")
+    for file in ("ours.toml", "broken.toml"):
+        assert art("check", file).out.count("ART-T111") == 1
+        assert "ART-T111" not in art("check", file, "--hardware", "hardware.toml").out
+    assert art("check", "ours.toml", "--hardware", "hardware.toml").code == 0
+    assert art("check", "ours.toml", "--hardware", "none.toml").code == 2

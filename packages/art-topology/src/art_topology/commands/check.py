@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from art_topology.commands.options import Format, Json, file_completion
+from art_topology.commands.options import Format, Hardware, Json, file_completion
 
 if TYPE_CHECKING:
     from art_topology.commands.documents.check import CheckedFile
     from art_topology.diagnostics import Diagnostic
+    from art_topology.hardware import HardwareTable
 
 NAME = "check"
 EPILOG = """Examples:
@@ -18,6 +19,8 @@ EPILOG = """Examples:
 `art-topology check cluster.toml`
 
 `art-topology check --strict --json a.toml b.yaml`
+
+`art-topology check --hardware ours.toml cluster.toml`: with GPUs that the table lacks
 
 `generate | art-topology check - --format json`
 
@@ -33,6 +36,7 @@ def command(
         ),
     ],
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    hardware: Hardware = None,
     kind: Format = None,
     as_json: Json = False,
 ) -> None:
@@ -42,15 +46,16 @@ def command(
     """  # fmt: skip
     from art_topology.commands.documents.check import CheckDocument
     from art_topology.commands.output import print_json, say, say_diagnostics
-    from art_topology.commands.sources import CommandError, refusals
+    from art_topology.commands.sources import CommandError, hardware_of, refusals
 
     with refusals(as_json):
+        table = hardware_of(hardware) if hardware is not None else None
         if files.count("-") > 1:
             raise CommandError("standard input can be read once: give - once")
         checked = []
         code = 0
         for file in files:
-            found, its_code = _check(file, kind, strict)
+            found, its_code = _check(file, kind, strict, table)
             code = max(code, its_code)
             checked.append(found)
             if not as_json:
@@ -61,7 +66,9 @@ def command(
         raise typer.Exit(code)
 
 
-def _check(file: str, kind: str | None, strict: bool) -> tuple[CheckedFile, int]:
+def _check(
+    file: str, kind: str | None, strict: bool, hardware: HardwareTable | None
+) -> tuple[CheckedFile, int]:
     from art_topology.commands.documents.check import CheckedFile
     from art_topology.commands.sources import ERRORS, code_of, read
     from art_topology.diagnostics import TopologyError
@@ -69,7 +76,7 @@ def _check(file: str, kind: str | None, strict: bool) -> tuple[CheckedFile, int]
     from art_topology.summary import gpu_count, summary
 
     try:
-        topology = read(file, kind).compile()
+        topology = read(file, kind, hardware).compile()
     except (TopologyError, SpecError) as error:
         if not error.diagnostics:
             raise

@@ -93,7 +93,7 @@ def _refuse(as_json: bool, message: str, diagnostics: tuple[Diagnostic, ...], co
     raise typer.Exit(code)
 
 
-def read(file: str, kind: str | None = None) -> TopologySource:
+def read(file: str, kind: str | None = None, hardware: HardwareTable | None = None) -> TopologySource:
     """A topology, from a file or from standard input.
 
     Raises:
@@ -106,8 +106,8 @@ def read(file: str, kind: str | None = None) -> TopologySource:
             raise CommandError(
                 "standard input has no suffix: say what it is with --format toml, yaml or json"
             )
-        return read_topology_text(_standard_input(), given, name="<stdin>", folder=Path())
-    return read_topology(file, given)
+        return read_topology_text(_standard_input(), given, name="<stdin>", folder=Path(), hardware=hardware)
+    return read_topology(file, given, hardware=hardware)
 
 
 def compiled(file: str, kind: str | None = None) -> tuple[TopologySource, RuntimeTopology]:

@@ -1,12 +1,18 @@
 """Hosts: names, node order, addresses, and which host is the controller's."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from art_topology.addresses import Address, mended, read_address
 from art_topology.cluster import ClusterSpec, HostSpec
 from art_topology.passes.findings import Findings, closest, free_name, listed
+
+if TYPE_CHECKING:
+    from art_topology.hardware import GpuModel, HardwareTable
 
 
 class HostTable:
@@ -16,12 +22,19 @@ class HostTable:
         cluster: As given.
         addresses: Of the hosts, by index in ``ClusterSpec.hosts``.
         node_ranks: By index likewise; None where the order is in doubt.
+        hardware: The table of GPUs; None for that of the package.
     """
 
     def __init__(
-        self, cluster: ClusterSpec, addresses: tuple[Address, ...], node_ranks: tuple[int, ...] | None
+        self,
+        cluster: ClusterSpec,
+        addresses: tuple[Address, ...],
+        node_ranks: tuple[int, ...] | None,
+        hardware: HardwareTable | None = None,
     ) -> None:
         self.cluster = cluster
+        self.hardware = hardware
+        self._gpus: dict[str, GpuModel | None] = {}
         self.addresses = addresses
         self.node_ranks = node_ranks
         seen = Counter(host.host_id for host in cluster.hosts)
@@ -33,6 +46,16 @@ class HostTable:
         """The host of this id, None if there is none or more than one."""
         index = self.indices.get(host_id)
         return None if index is None else self.cluster.hosts[index]
+
+    def gpu_model(self, name: str) -> GpuModel | None:
+        """What the table of hardware knows of a ``gpu_model``; None if nothing."""
+        from art_topology.passes.gpu_models import gpu_in, known_gpu
+
+        if self.hardware is None:
+            return known_gpu(name)
+        if name not in self._gpus:
+            self._gpus[name] = gpu_in(self.hardware, name)
+        return self._gpus[name]
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -59,13 +82,19 @@ class HostTable:
         return tuple(sorted(range(len(ranks)), key=ranks.__getitem__))
 
 
-def check_hosts(cluster: ClusterSpec, findings: Findings, named: Iterable[str]) -> HostTable:
+def check_hosts(
+    cluster: ClusterSpec,
+    findings: Findings,
+    named: Iterable[str],
+    hardware: HardwareTable | None = None,
+) -> HostTable:
     """Checks the cluster by itself; ``named`` are the hosts that placements name, for what was meant."""
     _check_ids(cluster, findings, named)
     table = HostTable(
         cluster,
         tuple(read_address(host.address) for host in cluster.hosts),
         _check_node_ranks(cluster, findings),
+        hardware,
     )
     _check_addresses(table, findings)
     _check_controller(table, findings)

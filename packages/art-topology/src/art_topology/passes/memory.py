@@ -46,14 +46,12 @@ _GIB = 2**30
 
 def gpu_of(placements: Iterable[object], table: HostTable) -> GpuModel | None:
     """The GPU with least memory among those that are used; None unless all are known and whole."""
-    from art_topology.passes.gpu_models import known_gpu
-
     found = []
     for placement in placements:
         if not isinstance(placement, GpuPlacement) or any(map(is_slice, placement.gpus)):
             return None
         host = table.get(placement.host_id)
-        gpu = known_gpu(host.gpu_model) if host is not None and host.gpu_model is not None else None
+        gpu = table.gpu_model(host.gpu_model) if host is not None and host.gpu_model is not None else None
         if gpu is None:
             return None
         found.append(gpu)
