@@ -64,9 +64,10 @@ SUITE = (
             "In a loop, memory is used again, by ART and by Ray's store; torch.multiprocessing has none "
             "to use again. ART and Ray then do the same, one copy into pages that are there, and differ "
             "in the messages and the speed of the copy: less than the aim where the copy is most of it.",
-            "*New pages* states the same when nothing is used again. The kernel then clears each page "
-            "before it is written, which takes longer than the copy and is the same for everyone, so no "
-            "side is far ahead of another, and the aim is not reached.",
+            "*New pages* states the same when nothing is used again, and there ART is the slowest: it "
+            "allocates all pages and maps them before the first write, so that a full file system is an "
+            "error and not a signal, and either takes longer than the copy. A store pays that once for "
+            "each segment that it keeps (`recycle_bytes`).",
             "A batch that packing wrote is in the segment already, and only the message is left. The "
             "peers copy what they are given, so there is nobody to compare that with. Most of its time "
             "goes by until both consumers run: it takes longer where the processors are busy.",
