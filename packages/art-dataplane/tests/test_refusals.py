@@ -13,26 +13,38 @@ import pytest
 
 from art_dataplane import (
     AdvantageRule,
+    DataPlaneError,
     DeadlineError,
     InlineLocation,
     KlRule,
     Lease,
     LookaheadRule,
     LossWeightRule,
+    NamedTensor,
     PackingError,
     PackingRequest,
+    QueueError,
+    QueueLimits,
     RecordError,
     Selection,
     SelectionRule,
     ShmError,
     ShmSegmentStore,
+    SnapshotError,
+    StreamTransport,
+    TrajectoryQueue,
     TrajectoryStore,
+    TransportError,
     VersionSpan,
     encode,
     fetch_available,
     fetch_groups,
     list_segments,
+    pack_bins,
+    read_tensors,
     trajectory_ref,
+    write_arrays,
+    write_manifest,
 )
 
 SELECTION = Selection((), Lease("l", 1, "p", 60.0))
@@ -194,3 +206,53 @@ def test_a_forked_child_is_told_even_when_a_thread_was_inside_at_the_fork(run_id
         leave.set()
         thread.join(30)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("limits", [(math.nan, 1, 1), (1.5, 2, 2), (1, 1, 0)])
+def test_the_limits_of_a_queue_are_whole_numbers(limits):
+    with pytest.raises(QueueError, match="positive whole numbers"):
+        TrajectoryQueue(QueueLimits(*limits))
+
+
+@pytest.mark.parametrize("bounds", [(math.nan, 0), (1.5, 0), (1 << 20, 0.5)])
+def test_the_bounds_of_a_segment_store_are_whole_numbers(run_id, bounds):
+    with pytest.raises(ShmError, match="whole number of bytes"):
+        ShmSegmentStore(run_id, bounds[0], recycle_bytes=bounds[1])
+
+
+async def test_a_share_of_groups_is_not_selected():
+    queue = TrajectoryQueue(QueueLimits(2, 2, 2))
+    with pytest.raises(QueueError, match=r"cannot select 1.5 groups"):
+        await queue.select(1.5, SelectionRule(), 1.0)
+
+
+async def test_what_is_no_segment_or_no_number_is_not_offered(segments):
+    transport = StreamTransport("127.0.0.1")
+    try:
+        with pytest.raises(TransportError, match="it is no segment of this host"):
+            await transport.offer(InlineLocation(b"x"), duration_s=1.0)
+        with segments.reserve(8) as reservation:
+            location = reservation.commit()
+        with pytest.raises(TransportError, match=r"1.5 reads"):
+            await transport.offer(location, duration_s=1.0, reads=1.5)
+    finally:
+        await transport.close(5.0)
+
+
+def test_arrays_of_another_byte_order_are_named(segments):
+    with pytest.raises(DataPlaneError, match=r"'x' has the byte order of >i4; write x.astype\('int32'\)"):
+        write_arrays({"x": np.arange(3, dtype=">i4")}, segments)
+
+
+def test_items_of_bins_are_whole():
+    with pytest.raises(ValueError, match="items have whole sizes"):
+        pack_bins([1.9, 1.9], 3)
+
+
+def test_a_manifest_that_miscounts_its_bytes_is_refused(segments):
+    tensor = NamedTensor("x", "float32", (2,), np.ones(2, np.float32))
+    manifest = write_manifest(0, "{}", [tensor], segments)
+    with pytest.raises(SnapshotError, match="says 9 bytes; its tensors have 8"):
+        read_tensors(msgspec.structs.replace(manifest, byte_count=9))
+    with pytest.raises(SnapshotError, match="version -1 is negative"):
+        write_manifest(-1, "{}", [tensor], segments)

@@ -34,7 +34,10 @@ def pack_bins(sizes: Sequence[int] | np.ndarray, capacity: int) -> list[list[int
     """
     if not len(sizes):
         return []
-    values = np.asarray(sizes, np.int64)
+    given = np.asarray(sizes)
+    if given.dtype.kind not in "iu":
+        raise ValueError(f"sizes are {given.dtype.name}; items have whole sizes")
+    values = given.astype(np.int64)
     if values.min() < 0 or values.max() > capacity:
         wrong = int(values.min()) if values.min() < 0 else int(values.max())
         raise ValueError(f"an item of size {wrong} does not go into a bin of {capacity}")

@@ -116,7 +116,7 @@ class HostReceiver:
             return location
         if self._closed:
             raise TransportError("the receiver is closed")
-        if not 0 < deadline_s < math.inf or users < 1:
+        if not 0 < deadline_s < math.inf or not isinstance(users, int) or users < 1:
             raise DeadlineError(
                 f"a deadline of {deadline_s} s for {users} users; give a finite number of seconds above 0 "
                 "and at least one user"

@@ -38,7 +38,7 @@ from art_dataplane.nixl_agent import NixlAgent
 from art_dataplane.nixl_offers import NixlOffers, claim
 from art_dataplane.nixl_reads import NixlReads, Read
 from art_dataplane.shm import ShmSegmentStore
-from art_dataplane.transport import RemoteLocation
+from art_dataplane.transport import RemoteLocation, check_offer
 from art_dataplane.windows import AddressRanges
 
 SPARE_BYTES = 1 << 30
@@ -140,11 +140,7 @@ class NixlTransport:
                 closed.
             DeadlineError: NIXL hangs (:data:`CALL_LIMIT_S`).
         """
-        if not (duration_s > 0 and math.isfinite(duration_s)) or reads < 1 or source.byte_count < 1:
-            raise TransportError(
-                f"an offer of {source.byte_count} bytes for {duration_s} s and {reads} reads; each must be "
-                "positive and finite"
-            )
+        check_offer(source, duration_s, reads)
         result: Future[NixlLocation] = Future()
 
         def open_offer() -> None:

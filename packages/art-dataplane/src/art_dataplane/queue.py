@@ -250,7 +250,7 @@ class TrajectoryQueue:
             QueueClosedError: the queue is closed.
             DeadlineError: there were fewer groups within ``deadline_s`` seconds.
         """
-        if count <= 0 or not _is_duration(lease_s):
+        if not isinstance(count, int) or count <= 0 or not _is_duration(lease_s):
             raise QueueError(
                 f"cannot select {count} groups for {lease_s} s: at least 1 group, for longer than 0 s and "
                 "not for ever"
@@ -634,8 +634,9 @@ class TrajectoryQueue:
 
 
 def _checked(limits: QueueLimits) -> QueueLimits:
-    if limits.groups <= 0 or limits.records <= 0 or limits.byte_count <= 0:
-        raise QueueError(f"all limits must be positive: {limits}")
+    numbers = (limits.groups, limits.records, limits.byte_count)
+    if not all(isinstance(number, int) and number > 0 for number in numbers):
+        raise QueueError(f"all limits must be positive whole numbers: {limits}")
     return limits
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from art_dataplane.batch import view_tensors
 from art_dataplane.copying import copy_arrays
-from art_dataplane.errors import ShmError
+from art_dataplane.errors import DataPlaneError, ShmError
 from art_dataplane.locations import Location, TensorSpec, lay_out
 from art_dataplane.revocable import Revocable
 from art_dataplane.segments import MappedBytes, MappingCache, map_location
@@ -74,6 +74,12 @@ def write_arrays(arrays: Mapping[str, np.ndarray], store: ShmSegmentStore) -> Ar
         DataPlaneError: there are no bytes, or a dtype is not carried.
         ShmFullError: no room.
     """
+    for name, array in arrays.items():
+        if not array.dtype.isnative:
+            raise DataPlaneError(
+                f"array {name!r} has the byte order of {array.dtype.str}; write {name}.astype("
+                f"{array.dtype.newbyteorder('=').name!r})"
+            )
     tensors, byte_count = lay_out((name, array.dtype.name, array.shape) for name, array in arrays.items())
     with store.reserve(byte_count) as reservation:
         targets = view_tensors(tensors, reservation.buffer)

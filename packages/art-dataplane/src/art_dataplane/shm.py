@@ -104,9 +104,11 @@ class ShmSegmentStore:
             raise ShmError(f"shared memory needs Linux with {SHM_DIRECTORY}; this is {sys.platform}")
         if not is_run_id(run_id):
             raise ShmError(f"run id {run_id!r}: 1 to 96 letters, digits, '_', '.' or '-'")
-        if capacity_bytes <= 0 or recycle_bytes < 0:
+        whole = isinstance(capacity_bytes, int) and isinstance(recycle_bytes, int)
+        if not whole or capacity_bytes <= 0 or recycle_bytes < 0:
             raise ShmError(
-                f"capacity {capacity_bytes} must be positive and recycle_bytes {recycle_bytes} not negative"
+                f"capacity {capacity_bytes} must be positive and recycle_bytes {recycle_bytes} not negative, each "
+                "a whole number of bytes"
             )
         self._run_id = run_id
         self._capacity = capacity_bytes

@@ -183,6 +183,8 @@ def write_manifest(
             that is no JSON object.
         ShmFullError: no room.
     """
+    if version < 0:
+        raise SnapshotError(f"policy version {version} is negative; 0 is the untrained adapter's")
     ordered = sorted((NamedTensor(*tensor) for tensor in tensors), key=lambda tensor: tensor.name)
     if not ordered:
         raise SnapshotError(f"the snapshot of version {version} has no tensors")
@@ -220,6 +222,12 @@ def read_tensors(manifest: SnapshotManifest, *, verify: bool = True) -> MappedSn
     mapped = map_location(manifest.location)
     try:
         check_layout(manifest.tensors, mapped.view.nbytes)
+        _, expected = lay_out((spec.name, spec.dtype, spec.shape) for spec in manifest.tensors)
+        if manifest.byte_count != expected:
+            raise SnapshotError(
+                f"the manifest of version {manifest.version} says {manifest.byte_count} bytes; its tensors "
+                f"have {expected}"
+            )
         if verify:
             found = digest_tensors(manifest.tensors, mapped.view)
             if found != manifest.digest:

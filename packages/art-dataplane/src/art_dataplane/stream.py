@@ -24,7 +24,7 @@ from art_dataplane.stream_reader import check_location, read
 from art_dataplane.stream_server import OfferCounts, OfferServer
 from art_dataplane.stream_wire import Connection
 from art_dataplane.threads import OwnedThreads, result_of
-from art_dataplane.transport import RemoteLocation
+from art_dataplane.transport import RemoteLocation, check_offer
 
 _HASHING_THREADS = 4
 _POLL_S = 0.005
@@ -125,10 +125,7 @@ class StreamTransport:
             TransportError: the address cannot be listened on, a number makes no sense, or it is closed.
         """
         self._check_open()
-        if not 0 < duration_s < math.inf or reads < 1:
-            raise TransportError(
-                f"an offer for {duration_s} s and {reads} reads; give a positive finite time and at least one"
-            )
+        check_offer(source, duration_s, reads)
         server = await self._listen()
         mapped = await result_of(
             self._threads.start("map", lambda: map_location(source)),

@@ -5,11 +5,12 @@ process *receives* it into a segment of its own, once for all ranks of the host,
 The location says which transport it is; nothing ever changes from one to another on the way.
 """
 
+import math
 from collections.abc import Collection
 from typing import Literal, Protocol
 
 from art_dataplane.errors import TransportError
-from art_dataplane.locations import NixlLocation, ShmLocation, StreamLocation
+from art_dataplane.locations import Location, NixlLocation, ShmLocation, StreamLocation
 from art_dataplane.shm import ShmSegmentStore
 
 RemoteLocation = StreamLocation | NixlLocation
@@ -72,6 +73,21 @@ class Transport(Protocol):
             deadline_s: seconds for an orderly end; what is left then is ended at once.
         """
         ...
+
+
+def check_offer(source: Location, duration_s: float, reads: int) -> None:
+    """Checks what :meth:`Transport.offer` was given.
+
+    Raises:
+        TransportError: it is no segment of this host, or a number makes no sense.
+    """
+    if not isinstance(source, ShmLocation) or source.byte_count < 1:
+        raise TransportError(f"{source} cannot be offered: it is no segment of this host; commit one first")
+    if not 0 < duration_s < math.inf or not isinstance(reads, int) or reads < 1:
+        raise TransportError(
+            f"an offer for {duration_s} s and {reads} reads; give a positive finite time and at least one "
+            "read"
+        )
 
 
 TransportChoice = Literal["auto", "shm", "stream", "nixl"]
