@@ -107,8 +107,8 @@ class ShmSegmentStore:
         whole = isinstance(capacity_bytes, int) and isinstance(recycle_bytes, int)
         if not whole or capacity_bytes <= 0 or recycle_bytes < 0:
             raise ShmError(
-                f"capacity {capacity_bytes} must be positive and recycle_bytes {recycle_bytes} not negative, each "
-                "a whole number of bytes"
+                f"capacity {capacity_bytes} must be positive and recycle_bytes {recycle_bytes} not negative, "
+                "each a whole number of bytes"
             )
         self._run_id = run_id
         self._capacity = capacity_bytes
