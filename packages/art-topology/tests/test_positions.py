@@ -201,7 +201,8 @@ def test_every_key_of_a_yaml_document_is_found_at_its_text(values: Any, flow: bo
     }
     for place, (start, end) in found.items():
         if isinstance(place[-1], str):
-            assert str(yaml.safe_load(text[start:end])) in (place[-1], str(yaml.safe_load(place[-1])))
+            # Read as text: some keys look like numbers and are none, such as 0b_, and PyYAML fails on them.
+            assert yaml.load(text[start:end], yaml.BaseLoader) == place[-1]
 
 
 def test_what_yaml_merges_is_found_where_it_was_written() -> None:

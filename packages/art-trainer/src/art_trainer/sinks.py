@@ -31,6 +31,7 @@ class SinkLane:
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeping: set[asyncio.Task[None]] = set()
         self._unseen: dict[int, BaseException] = {}
+        self._working: dict[int, PoolLease] = {}
         self._untold: list[Receipt] = []
 
     def submit(self, lease: SnapshotLease) -> None:
@@ -59,8 +60,18 @@ class SinkLane:
         return outcome.result()
 
     def unseen_errors(self) -> dict[str, str]:
-        """Errors that nobody waited for, as ``NAME@VERSION`` to message; they stay unseen."""
-        return {f"{self.name}@{version}": f"{type(e).__name__}: {e}" for version, e in self._unseen.items()}
+        """Errors that nobody waited for, as ``NAME@VERSION`` to message; they stay unseen.
+
+        A lease that ended is told at once, also before its sink is cancelled for it.
+        """
+        errors: dict[int, BaseException] = {}
+        for version, lease in self._working.items():
+            try:
+                lease.check()
+            except LeaseError as error:
+                errors[version] = error
+        errors |= self._unseen
+        return {f"{self.name}@{version}": f"{type(e).__name__}: {e}" for version, e in errors.items()}
 
     def take_receipts(self) -> tuple[Receipt, ...]:
         """Receipts that came since the last call, in the order of versions."""
@@ -134,6 +145,7 @@ class SinkLane:
         if not isinstance(lease, PoolLease):
             return await self._sink.submit(lease)
         working = asyncio.ensure_future(self._sink.submit(lease))
+        self._working[lease.manifest.version] = lease
         try:
             while not working.done():
                 lease.check()
@@ -146,6 +158,7 @@ class SinkLane:
                 working.cancel()
                 working.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen
                 await asyncio.wait({working}, timeout=_CANCEL_S)
+            del self._working[lease.manifest.version]
 
 
 async def _keep(lease: PoolLease) -> None:
