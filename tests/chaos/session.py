@@ -44,6 +44,7 @@ from art_dataplane import (
 )
 from art_dataplane.errors import UnsatisfiableError
 from art_dataplane.records import LostGroup
+from art_dataplane.segment_files import SHM_DIRECTORY, new_segment_name
 
 DRAIN_S = 30.0
 PLANTED_IDLE_S = 5.0
@@ -116,7 +117,9 @@ class Session:
 
     def _bury(self, worker: Worker, status: int) -> None:
         """Settles what a dead worker leaves: segments, a socket, records and leases."""
-        swept = () if self._fault == "leaks-segments" else sweep(self._run_id)
+        swept = sweep(self._run_id)
+        if self._fault == "leaks-segments":  # as a sweep would have left it
+            (SHM_DIRECTORY / new_segment_name(self._run_id, worker.identity)).write_bytes(b"x")
         left = [info.name for info in list_segments(self._run_id) if info.owner == worker.identity]
         at_s = self._elapsed() if worker.killed_at is None else worker.killed_at - self._started
         self.facts.deaths.append(Death(worker.name, worker.role, at_s, len(swept), tuple(left)))
