@@ -36,7 +36,6 @@ from art_dataplane import (
     ProcessIdentity,
     Selection,
     SelectionRule,
-    ShmSegmentStore,
     TrajectoryRef,
     encode_json,
     list_segments,
@@ -383,7 +382,7 @@ class Session:
 def leave_things(run_id: str, folder: Path) -> None:
     """The planted fault of a session that does not clean up."""
     (folder / "packer-of-yore").touch()
-    ShmSegmentStore(run_id, 4096).reserve(4096).commit()
+    (SHM_DIRECTORY / new_segment_name(run_id, ProcessIdentity.current())).write_bytes(b"x")
     listener = socket.create_server(("127.0.0.1", 0))
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.Popen(["sleep", "60"], pass_fds=[listener.fileno()], **silent)
