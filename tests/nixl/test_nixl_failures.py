@@ -294,7 +294,7 @@ async def test_a_transport_without_an_interface_or_with_a_wrong_one_says_so(segm
         source = reservation.commit()
     with pytest.raises(TransportError, match=r"no NIXL agent with backend UCX, devices \['nosuch0'\]"):
         await transport.offer(source, duration_s=1.0)
-    with pytest.raises(TransportError, match="each must be positive and finite"):
+    with pytest.raises(TransportError, match="positive finite time|no segment of this host"):
         await transport.offer(source, duration_s=0.0)
     await transport.close(1.0)
     segments.drop(source)
