@@ -17,6 +17,9 @@ What always holds:
 - UCX listens on the interfaces in ``devices`` only, each at its own address.
 
 NIXL is imported when the first agent is made, not with this module.
+
+What NIXL 1.5.1 does not allow for: over TCP, UCX now and then aborts an owner whose reader's agent
+went while the owner stood still ("Endpoint timeout"). What it held is then lost, as when any owner dies.
 """
 
 import asyncio
