@@ -69,7 +69,8 @@ class StreamTransport:
         mac: what authenticates the bytes of offers made here: ``aes-gmac``, ``hmac-sha256``, or ``auto`` for
             the first of them that is installed. It is visible in the location, and the reader needs it too.
         handshake_s: seconds that a peer has to prove that it knows a secret.
-        pending_limit: peers that may be about to; when one more comes, the first of them is let go.
+        pending_limit: peers that may be about to; one more waits for a place, and after a quarter of a second
+            gets that of the first.
 
     Raises:
         TransportError: ``host`` stands for every address, or ``mac`` is not there.

@@ -5,7 +5,7 @@ What always holds:
 - The bytes of an offer are mapped while it is open and until its last connection has ended, and not longer.
 - A peer that has not proved that it knows a secret gets 32 random bytes and no more, is let go after
   ``handshake_s`` seconds, and takes one of ``pending_limit`` places; when they are all taken, a newcomer
-  takes that of the one that came first.
+  waits until one is free, or takes that of the one that came first once that one had time for its proof.
 - Only a read whose receipt came counts.
 """
 
@@ -41,6 +41,7 @@ from art_dataplane.threads import OwnedThreads
 _LOGGER = logging.getLogger(__name__)
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_S = 0.05
+_PATIENCE_S = 0.25  # for a proof, before another peer gets the place; a proof takes milliseconds
 
 
 class OfferCounts(msgspec.Struct):
@@ -105,7 +106,7 @@ class OfferServer:
         self._handshake_s = handshake_s
         self._pending_limit = pending_limit
         self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._offers: dict[bytes, _Offer] = {}
         self._pending: dict[Connection, float] = {}
         self._counts = OfferCounts()
@@ -141,7 +142,7 @@ class OfferServer:
                 return False
             self._end_offer(offer, "was withdrawn by its owner")
             while offer.connections:
-                self._idle.wait()
+                self._changed.wait()
         return True
 
     def counts(self) -> OfferCounts:
@@ -162,6 +163,7 @@ class OfferServer:
                 self._end_offer(offer, "ended with its transport")
             for connection in self._pending:
                 connection.end(TransportError("the transport is closed"))
+            self._changed.notify_all()
         self._notify()
 
     def _notify(self) -> None:
@@ -228,15 +230,13 @@ class OfferServer:
             if error.errno not in _OUT_OF_RESOURCES:
                 raise
             _LOGGER.warning("cannot accept a connection now: %s", error)
-            self._evict()
-            time.sleep(_PAUSE_S)
+            with self._lock:
+                self._evict()
+            time.sleep(_PAUSE_S)  # the connection still waits: without a pause this thread would only spin
             return
         connection = Connection(sock, f"{address[0]} port {address[1]}")
         with self._lock:
-            full = len(self._pending) >= self._pending_limit
-        if full:
-            self._evict()
-        with self._lock:
+            self._make_room()
             self._pending[connection] = time.monotonic() + self._handshake_s
         try:
             self._threads.start("send", lambda: self._serve(connection)).add_done_callback(_report)
@@ -244,12 +244,21 @@ class OfferServer:
             _LOGGER.warning("cannot serve %s: %s", connection.peer, error)
             self._let_go(connection)
 
+    def _make_room(self) -> None:
+        """Waits for a place while those that have one may only be about to prove themselves."""
+        while len(self._pending) >= self._pending_limit and not self._stopping:
+            came = next(iter(self._pending.values())) - self._handshake_s
+            left = came + _PATIENCE_S - time.monotonic()
+            if left <= 0:
+                self._evict()
+            else:
+                self._changed.wait(left)
+
     def _evict(self) -> None:
-        with self._lock:
-            first = next(iter(self._pending), None)
-            if first is not None:
-                del self._pending[first]  # its thread ends as soon as it runs
-                first.end(TransportError(f"{self._pending_limit} others came after it"))
+        first = next(iter(self._pending), None)
+        if first is not None:
+            del self._pending[first]  # its thread ends as soon as it runs
+            first.end(TransportError(f"{self._pending_limit} others came after it"))
 
     def _serve(self, connection: Connection) -> None:
         offer: _Offer | None = None
@@ -284,6 +293,7 @@ class OfferServer:
                 raise TransportError("it did not prove that it knows the secret of an open transfer")
             del self._pending[connection]
             offer.connections.add(connection)
+            self._changed.notify_all()
         return offer, keys
 
     def _let_go(
@@ -292,6 +302,7 @@ class OfferServer:
         connection.close()
         with self._lock:
             self._pending.pop(connection, None)
+            self._changed.notify_all()
             self._counts.sent_bytes += connection.sent_bytes
             if offer is None:
                 self._counts.refused += 1
@@ -306,7 +317,6 @@ class OfferServer:
                 self._counts.failed_reads += 1
             if not offer.open and not offer.connections:
                 offer.mapped.close()
-            self._idle.notify_all()
 
 
 def _send(connection: Connection, offer: _Offer, keys: SessionKeys, pool: ThreadPoolExecutor) -> None:
