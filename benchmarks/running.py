@@ -93,7 +93,8 @@ def _end(process: "subprocess.Popen[bytes]", before: set[int]) -> list[str]:
     while (left := _running(before)) and time.monotonic() < end:
         time.sleep(_POLL_S)
     names = list(left.values())
-    while left := _running(before):
+    end = time.monotonic() + _GRACE_S
+    while (left := _running(before)) and time.monotonic() < end:
         for pid in left:
             os.kill(pid, signal.SIGKILL)  # its children become ours, and are next
         time.sleep(_POLL_S)

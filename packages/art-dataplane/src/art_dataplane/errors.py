@@ -96,11 +96,7 @@ class RecordsLostError(StoreError):
 
     def __str__(self) -> str:
         """Each group with what it lost, and what to do."""
-        lost = "; ".join(
-            f"group {group.group_id} lost {len(group.record_ids)} records of {', '.join(group.owners)} "
-            f"({group.reason})"
-            for group in self.groups
-        )
+        lost = "; ".join(map(str, self.groups))
         return (
             f"{len(self.groups)} of {self.asked} groups lost records: {lost}. Mark them lost and release "
             "them, then go on with Selection.without(error.group_ids)"

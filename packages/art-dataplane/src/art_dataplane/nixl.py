@@ -23,7 +23,6 @@ went while the owner stood still ("Endpoint timeout"). What it held is then lost
 """
 
 import asyncio
-import math
 import queue
 import threading
 import time
@@ -42,6 +41,7 @@ from art_dataplane.nixl_offers import NixlOffers, claim
 from art_dataplane.nixl_reads import NixlReads, Read
 from art_dataplane.shm import ShmSegmentStore
 from art_dataplane.transport import RemoteLocation, check_offer
+from art_dataplane.waiting import check_deadline
 from art_dataplane.windows import AddressRanges
 
 SPARE_BYTES = 1 << 30
@@ -201,8 +201,7 @@ class NixlTransport:
                 f"{location} asks for {location.byte_count} bytes over {location.backend}; this transport "
                 f"moves at least one, over {self._backend}"
             )
-        if not (deadline_s >= 0 and math.isfinite(deadline_s)):
-            raise DeadlineError(f"a deadline of {deadline_s} s; give a finite number of seconds, at least 0")
+        check_deadline(deadline_s)
         until = time.monotonic() + deadline_s
         result: Future[ShmLocation] = Future()
         read = Read(location, segments, result)

@@ -112,8 +112,8 @@ class NixlAgent:
     def metadata(self, regions: Sequence[tuple[int, int]]) -> bytes:
         """What another agent needs to reach this one and these registered regions ``(address, bytes)``."""
         with self._told("NIXL gives no metadata"):
-            regions = [(address, count, 0, "") for address, count in regions]  # type: ignore[misc]
-            described = self._agent.get_reg_descs(regions, "DRAM")
+            named = [(address, count, 0, "") for address, count in regions]
+            described = self._agent.get_reg_descs(named, "DRAM")
             return bytes(self._agent.get_partial_agent_metadata(described, True, [self._backend]))
 
     def add_peer(self, metadata: bytes) -> str:

@@ -412,7 +412,7 @@ class TrajectoryQueue:
             if loss.group_id not in self._groups:
                 continue
             before = self._lost.get(loss.group_id)
-            self._lost[loss.group_id] = loss if before is None else _both(before, loss)
+            self._lost[loss.group_id] = loss if before is None else before.joined(loss)
             known.append(self._lost[loss.group_id])
             group = self._waiting.pop(loss.group_id, None)
             if group is not None:
@@ -663,13 +663,3 @@ def _checked_group(refs: Sequence[TrajectoryRef]) -> _Group:
         except RecordError as error:
             raise QueueError(str(error)) from error
     return _Group(group_id, tuple(refs), -1)
-
-
-def _both(first: LostGroup, second: LostGroup) -> LostGroup:
-    reason = first.reason if second.reason in first.reason else f"{first.reason}; {second.reason}"
-    return LostGroup(
-        first.group_id,
-        tuple(dict.fromkeys((*first.record_ids, *second.record_ids))),
-        tuple(dict.fromkeys((*first.owners, *second.owners))),
-        reason,
-    )

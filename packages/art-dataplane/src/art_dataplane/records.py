@@ -288,6 +288,27 @@ class LostGroup(msgspec.Struct, frozen=True):
     owners: tuple[str, ...]
     reason: str
 
+    def __str__(self) -> str:
+        """What it lost, in words."""
+        return (
+            f"group {self.group_id} lost {len(self.record_ids)} records of {', '.join(self.owners)} "
+            f"({self.reason})"
+        )
+
+    def joined(self, later: "LostGroup") -> "LostGroup":
+        """What is known of the same group from both, each record and owner once.
+
+        Args:
+            later: what became known since.
+        """
+        known = later.reason in self.reason
+        return LostGroup(
+            self.group_id,
+            tuple(dict.fromkeys((*self.record_ids, *later.record_ids))),
+            tuple(dict.fromkeys((*self.owners, *later.owners))),
+            self.reason if known else f"{self.reason}; {later.reason}",
+        )
+
 
 def branches(exchanges: Sequence[TokenRecord]) -> tuple[tuple[int, ...], ...]:
     """Splits ``exchanges`` into chains of indices, ascending; each exchange is in one chain.

@@ -10,12 +10,10 @@ One event loop uses a store; the synchronous methods may be called from it betwe
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from art_dataplane.arrays import decode
 from art_dataplane.bounds import Amount, Ledger
 from art_dataplane.errors import (
     DeadlineError,
@@ -25,67 +23,15 @@ from art_dataplane.errors import (
     StoreError,
     StoreFullError,
 )
+from art_dataplane.fetched import Fetched
 from art_dataplane.leases import FenceGate, Lease, LeaseTable
-from art_dataplane.locations import INLINE_LIMIT, InlineLocation, Location, ShmLocation
+from art_dataplane.locations import Location
+from art_dataplane.record_owner import RecordOwner, StoreStats, read_records
 from art_dataplane.records import TrajectoryRecord, TrajectoryRef, trajectory_ref
-from art_dataplane.segments import map_location
 from art_dataplane.shm import ShmSegmentStore
 from art_dataplane.waiting import Signal
 
-
-class StoreStats(msgspec.Struct, frozen=True):
-    """What a store holds at one instant, and its bounds.
-
-    Args:
-        record_count: records held.
-        byte_count: bytes of their MessagePack.
-        failed_count: failed rollouts among them.
-        max_records: bound on the records.
-        max_bytes: bound on the bytes.
-        group_count: groups that have records or reservations here.
-        max_groups: bound on the groups; None for none.
-        reserved_records: records for which there is a reservation.
-        reserved_bytes: bytes for which there is one.
-        limits_revision: counts the resizes; the next one must name it.
-        waiting_puts: callers that wait for room.
-        expired_reservations: reservations that passed their deadline since the store began.
-    """
-
-    record_count: int
-    byte_count: int
-    failed_count: int
-    max_records: int
-    max_bytes: int
-    group_count: int = 0
-    max_groups: int | None = None
-    reserved_records: int = 0
-    reserved_bytes: int = 0
-    limits_revision: int = 0
-    waiting_puts: int = 0
-    expired_reservations: int = 0
-
-
-class RecordOwner(Protocol):
-    """Whoever keeps records; reached in process, or through RPC by what the runtime makes of it."""
-
-    async def fetch(self, refs: Sequence[TrajectoryRef], lease: Lease, deadline_s: float) -> Location:
-        """Where the records' MessagePack is, one array in the order of ``refs``; ``lease`` is on all of them.
-
-        Raises:
-            RecordsMissingError: some records are not held, and which.
-            OwnerDiedError: the process that held them is gone.
-            LeaseError: the fence is stale.
-            DeadlineError: not within ``deadline_s`` seconds.
-        """
-        ...
-
-    async def drop(self, refs: Sequence[TrajectoryRef]) -> int:
-        """Forgets the records of ``refs`` and what was made for their fetches; returns how many were held."""
-        ...
-
-    async def stats(self) -> StoreStats:
-        """What is held now."""
-        ...
+__all__ = ["RecordOwner", "StoreStats", "TrajectoryStore", "read_records"]
 
 
 _UNBOUNDED = 1 << 62
@@ -104,7 +50,8 @@ class TrajectoryStore:
         max_records: bound on the records held.
         max_bytes: bound on their MessagePack together, in bytes.
         max_groups: bound on the groups that they are of; None for none.
-        segments: where fetches of :data:`INLINE_LIMIT` bytes and more are put; without it they are an error.
+        segments: where fetches of :data:`art_dataplane.locations.INLINE_LIMIT` bytes and more are put;
+            without it they are an error.
         clock: for reservations; seconds, monotonic.
 
     Raises:
@@ -124,7 +71,6 @@ class TrajectoryStore:
         self._owner = owner
         self._ledger = Ledger(self._limits(max_records, max_bytes, max_groups))
         self._revision = 0
-        self._segments = segments
         self._encoded: dict[str, bytes] = {}
         self._group_of: dict[str, str] = {}
         self._failed: set[str] = set()
@@ -133,7 +79,7 @@ class TrajectoryStore:
         self._leases = LeaseTable(clock=clock)
         self._names = itertools.count()
         self._gate = FenceGate()
-        self._fetched: dict[tuple[str, ...], tuple[int, ShmLocation]] = {}
+        self._fetched = Fetched(owner, segments)
         self._room = Signal()
         self._expired = 0
         self._is_closed = False
@@ -258,9 +204,9 @@ class TrajectoryStore:
     async def fetch(self, refs: Sequence[TrajectoryRef], lease: Lease, deadline_s: float) -> Location:
         """Where the records' MessagePack is; read it with :func:`read_records`.
 
-        Below :data:`INLINE_LIMIT` bytes they are inline, else in a segment that lives until all its records
-        are dropped or one is fetched under a higher fence. Asking again under the same fence gives the same
-        segment.
+        Below :data:`art_dataplane.locations.INLINE_LIMIT` bytes they are inline, else in a segment that lives
+        until all its records are dropped or one is fetched under a higher fence. Asking again under the same
+        fence gives the same segment.
 
         Args:
             refs: of records held here, at least one.
@@ -279,21 +225,7 @@ class TrajectoryStore:
         ids = tuple(ref.record_id for ref in refs)
         self._check_held(refs)
         self._gate.admit(ids, lease)
-        self._drop_fetched_below(ids, lease.fence)
-        parts = [self._encoded[record_id] for record_id in ids]
-        byte_count = sum(map(len, parts)) + 5
-        if byte_count < INLINE_LIMIT:
-            return InlineLocation(b"".join((_array_header(len(parts)), *parts)))
-        if self._segments is None:
-            raise StoreError(
-                f"store {self._owner}: {byte_count} bytes exceed the {INLINE_LIMIT} that travel inline, and "
-                "this store was made without segments; pass a ShmSegmentStore"
-            )
-        known = self._fetched.get(ids)
-        if known is None:
-            known = (lease.fence, _write_parts([_array_header(len(parts)), *parts], self._segments))
-            self._fetched[ids] = known
-        return known[1]
+        return self._fetched.location(ids, [self._encoded[record_id] for record_id in ids], lease.fence)
 
     async def drop(self, refs: Sequence[TrajectoryRef], lease: Lease | None = None) -> int:
         """Forgets the records of ``refs``; returns how many were held.
@@ -314,8 +246,7 @@ class TrajectoryStore:
             self._leave_group(self._group_of.pop(record_id))
             self._failed.discard(record_id)
         self._gate.forget(held)
-        for ids in [ids for ids in self._fetched if not any(name in self._encoded for name in ids)]:
-            self._drop_fetched(ids)
+        self._fetched.keep_only(self._encoded)
         self._room.notify()
         return len(held)
 
@@ -360,8 +291,7 @@ class TrajectoryStore:
             How many records were held; 0 the second time.
         """
         count = len(self._encoded)
-        for ids in list(self._fetched):
-            self._drop_fetched(ids)
+        self._fetched.keep_only(())
         for lease, _ in self._leases.leases():
             self._leases.revoke(lease.lease_id)
         self._gate.forget(self._encoded)
@@ -506,48 +436,6 @@ class TrajectoryStore:
         if missing:
             raise RecordsMissingError(self._owner, missing, len(refs))
 
-    def _drop_fetched_below(self, ids: Iterable[str], fence: int) -> None:
-        asked = set(ids)
-        for key in [
-            key for key, (seen, _) in self._fetched.items() if seen < fence and not asked.isdisjoint(key)
-        ]:
-            self._drop_fetched(key)
-
-    def _drop_fetched(self, ids: tuple[str, ...]) -> None:
-        _, location = self._fetched.pop(ids)
-        if self._segments is not None:
-            self._segments.drop(location)
-
 
 def _what(record: TrajectoryRecord, encoded: bytes) -> str:
     return f"record {record.record_id} of {len(encoded)} bytes"
-
-
-def read_records(location: Location) -> list[TrajectoryRecord]:
-    """Decodes the records at ``location``, which :meth:`RecordOwner.fetch` gave.
-
-    The arrays are read-only views; memory of a segment stays mapped until the last of them is gone.
-
-    Raises:
-        ShmError: the segment is gone.
-        msgspec.ValidationError: the bytes are not a list of records.
-    """
-    mapped = map_location(location)
-    try:
-        return decode(mapped.view, list[TrajectoryRecord])
-    finally:
-        mapped.close()
-
-
-def _array_header(count: int) -> bytes:
-    """The MessagePack header of an array of ``count`` elements, always in its five-byte form."""
-    return b"\xdd" + count.to_bytes(4, "big")
-
-
-def _write_parts(parts: list[bytes], segments: ShmSegmentStore) -> ShmLocation:
-    with segments.reserve(sum(map(len, parts))) as reservation:
-        end = 0
-        for part in parts:
-            reservation.buffer[end : end + len(part)] = part
-            end += len(part)
-        return reservation.commit()

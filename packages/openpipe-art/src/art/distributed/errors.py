@@ -74,11 +74,7 @@ class GroupsLost(PartFailed):
         return tuple(group.group_id for group in self.groups)
 
     def __str__(self) -> str:
-        lost = "; ".join(
-            f"group {group.group_id} lost {len(group.record_ids)} records of {', '.join(group.owners)} "
-            f"({group.reason})"
-            for group in self.groups
-        )
+        lost = "; ".join(map(str, self.groups))
         rest = self.asked - len(self.groups)
         more = f" The other {rest} are as good as before; train on them alone." if rest else ""
         return (
