@@ -58,7 +58,7 @@ class Packing:
         return group
 
     def refs(self, *groups: art.TrajectoryGroup) -> list[list[TrajectoryRef]]:
-        return [self.run._refs_of(group) for group in groups]
+        return [self.run._records.refs_of(group) for group in groups]
 
     async def pack(self, *groups: art.TrajectoryGroup) -> Any:
         _, packed = await self.run._packed(self.refs(*groups), TrainConfig())

@@ -18,19 +18,19 @@ import asyncio
 import contextlib
 import math
 import time
-import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from art.distributed.errors import ActorDied, RemoteError, RuntimeFailure
+from art.distributed.errors import RemoteError, RuntimeFailure
 from art.distributed.handle import ActorHandle
-from art.distributed.packing import BATCHES_IN_FLIGHT, OwnerEntry, PackingWorker
-from art.distributed.peer import PeerReference, data_plane_error
+from art.distributed.packing import BATCHES_IN_FLIGHT, PackingWorker
+from art.distributed.peer import data_plane_error
 from art.distributed.placement import Placed
+from art.distributed.run_records import FETCH_S, RunRecords
 from art.distributed.runtime import ArtRuntime
 from art.distributed.services import RunningModelService, ServiceSettings
 from art.distributed.step_groups import StepGroups
@@ -39,9 +39,7 @@ from art.distributed.trainer import DURABILITY, PUBLISH, MegatronTrainer
 from art.errors import ArtError, ConfigError
 from art.megatron_config import MegatronRuntimeConfig
 from art.model import TrainableModel
-from art.records import trajectory_record
 from art.train_config import TrainConfig, TrainResult
-from art.trajectories import TrajectoryHandle
 from art.trajectory_groups import TrajectoryGroup
 from art_dataplane import (
     Outcome,
@@ -50,23 +48,15 @@ from art_dataplane import (
     QueueLimits,
     RecordsLostError,
     Selection,
-    ShmSegmentStore,
     TrajectoryRef,
-    TrajectoryStore,
     encode,
 )
 from art_serving import EngineOptions
 from art_trainer import Completed, LoraSpec, RlTrainJob, TrainerRuntimeSpec, TrainingRunSpec
 
-CONTROLLER = "controller"
-"""Owner name of records that were made in this process."""
-
 _GO_ON = "The run can go on from its last step on disk: start it again with resume"
 _QUEUE_LIMITS = QueueLimits(groups=4096, records=1 << 20, byte_count=8 << 30)
-_RECORD_BYTES = 4 << 30
 _REMEMBERED = 1 << 20  # record ids that were trained on
-_CAUSE_S = 3.0  # until it is known why a process ended
-_FETCH_S = 60.0  # until the records that were made in this process are at hand
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,9 +116,8 @@ class ModelRun:
         self._trainer: MegatronTrainer | None = None
         self._packer: ActorHandle | None = None
         self._actors: list[ActorHandle] = []
-        self._segments = ShmSegmentStore(runtime.run_id, _RECORD_BYTES)
-        self._store = TrajectoryStore(CONTROLLER, 1 << 20, _RECORD_BYTES, segments=self._segments)
-        self._groups = StepGroups(_QUEUE_LIMITS, self._end_of)
+        self._records = RunRecords(runtime)
+        self._groups = StepGroups(_QUEUE_LIMITS, self._records.end_of)
         self._ticket = 0
         self._trained: OrderedDict[str, int] = OrderedDict()
         self._warned_of_truncation = False
@@ -210,7 +199,7 @@ class ModelRun:
     async def train(self, groups: list[TrajectoryGroup], config: TrainConfig) -> TrainResult:
         """One step."""
         begun = time.monotonic()
-        refs = [group_refs for group in groups if (group_refs := self._refs_of(group))]
+        refs = [group_refs for group in groups if (group_refs := self._records.refs_of(group))]
         if not refs:
             raise ConfigError("there is nothing to train on: no group holds a trajectory")
         self._check_untrained(refs)
@@ -221,17 +210,17 @@ class ModelRun:
         metrics |= packing_metrics(packed)
         if packed.ref is None:
             self._remember(selection.refs)
-            await self._drop(selection.refs)
+            await self._records.drop(selection.refs)
             return TrainResult(self._version, metrics | {"skipped": 1.0})
         self._progress("training")
         try:
             completed, snapshot_bytes = await self._stepped(packed, config)
         except BaseException:
-            await self._drop_own(selection.refs)  # given again, they are put again
+            await self._records.drop_own(selection.refs)  # given again, they are put again
             raise
         self._version = completed.version
         self._remember(selection.refs)
-        await self._drop(selection.refs)
+        await self._records.drop(selection.refs)
         published = time.monotonic()
         self._progress(f"publishing v{self._version}")
         report = await self._runtime.failures.guard(
@@ -285,30 +274,6 @@ class ModelRun:
                 "truncated_records counts them; sample with a temperature alone for exact ratios"
             )
 
-    def _refs_of(self, group: TrajectoryGroup) -> list[TrajectoryRef]:
-        """References to a group's records; what was made in this process is put into the store here."""
-        if group.pending:
-            raise ConfigError(f"{group} was not awaited; use art.gather_trajectory_groups")
-        group_id = next(
-            (item.ref.group_id for item in group if isinstance(item, TrajectoryHandle) and item.ref),
-            uuid.uuid4().hex,
-        )
-        refs = []
-        for item in group:
-            if isinstance(item, TrajectoryHandle):
-                if item.ref is None:
-                    raise ConfigError("a trajectory handle without a record cannot be trained on")
-                if item.ref.group_id != group_id:
-                    raise ConfigError(
-                        f"one group holds records of the groups {group_id!r} and {item.ref.group_id!r}; "
-                        "give its rollouts one group_id in executor.submit, or give the TrajectoryGroup the "
-                        "coroutines of executor.submit themselves"
-                    )
-                refs.append(item.ref)
-            else:
-                refs.append(self._store.put(trajectory_record(item, group_id=group_id)))
-        return refs
-
     async def _packed(
         self, groups: list[list[TrajectoryRef]], config: TrainConfig
     ) -> tuple[Selection, PackingResult]:
@@ -317,12 +282,12 @@ class ModelRun:
         assert self._packer is not None
         packer = self._packer
         deadline_s = self._runtime.topology.rpc_timeout_s
-        await self._drop_own(await self._groups.withdraw_others(groups, deadline_s))
+        await self._records.drop_own(await self._groups.withdraw_others(groups, deadline_s))
         selection = await self._groups.take(
             groups,
             holder=packer.name,
             process=packer.process,
-            lease_s=3 * deadline_s + _FETCH_S,
+            lease_s=3 * deadline_s + FETCH_S,
             deadline_s=deadline_s,
         )
         self._ticket += 1
@@ -335,8 +300,8 @@ class ModelRun:
             lease_s=max(600.0, 2 * self._settings.step_timeout_s),
         )
         try:
-            owners = await self._owners(selection)
-            async with self._telling_deaths(owners):
+            owners = await self._records.owners(selection)
+            async with self._records.telling_deaths(packer, owners):
                 result: PackingResult = await self._runtime.failures.guard(
                     packer.call("pack", request, owners, deadline_s, deadline_s=2 * deadline_s)
                 )
@@ -345,7 +310,7 @@ class ModelRun:
             if not packer.alive:
                 self._groups.holder_died(packer.name)
             elif lost is not None:
-                await self._await_causes({owner for group in lost.groups for owner in group.owners})
+                await self._records.await_causes({owner for group in lost.groups for owner in group.owners})
                 raise self._groups.lose(selection, lost) from error
             else:
                 self._groups.give_back(selection)
@@ -357,74 +322,6 @@ class ModelRun:
                 await self._release(result.ref.batch_id, Outcome.DISCARDED)
             raise
         return selection, result
-
-    async def _await_causes(self, owners: set[str]) -> None:
-        """Waits for the cause of each owner's death; others may see the death before it."""
-        for name in owners:
-            handle = self._runtime.actors.get(name)
-            if handle is None or handle.process is None or handle.process.is_alive():
-                continue
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(handle.wait_died(), _CAUSE_S)
-
-    @contextlib.asynccontextmanager
-    async def _telling_deaths(self, owners: list[OwnerEntry]) -> AsyncIterator[None]:
-        """Meanwhile the packing worker, which does not see it, is told of each owner that dies."""
-        packer = self._packer
-        assert packer is not None
-
-        async def watch(handle: ActorHandle, way: PeerReference) -> None:
-            died = await handle.wait_died()
-            with contextlib.suppress(RuntimeFailure):  # then the call that packs fails, and says why
-                await packer.call(
-                    "owner_died", way, str(died), deadline_s=self._runtime.topology.rpc_timeout_s
-                )
-
-        actors = self._runtime.actors
-        watches = [
-            asyncio.create_task(watch(actors[entry.name], entry.way))
-            for entry in owners
-            if isinstance(entry.way, PeerReference)
-        ]
-        try:
-            yield
-        finally:
-            for each in watches:
-                each.cancel()
-            await asyncio.gather(*watches, return_exceptions=True)
-
-    async def _owners(self, selection: Selection) -> list[OwnerEntry]:
-        entries = []
-        for name in sorted({ref.owner for ref in selection.refs}):
-            if name == CONTROLLER:
-                mine = [ref for ref in selection.refs if ref.owner == CONTROLLER]
-                entries.append(OwnerEntry(name, await self._store.fetch(mine, selection.lease, _FETCH_S)))
-            else:
-                entries.append(OwnerEntry(name, self._runtime.actors[name].peer_reference()))
-        return entries
-
-    def _end_of(self, name: str) -> str | None:
-        """Why the owner of this name is gone; None while it lives."""
-        if name == CONTROLLER:
-            return None
-        handle = self._runtime.actors.get(name)
-        if handle is None:
-            return f"{name!r} is not part of this runtime (any more)"
-        return None if handle.died is None else str(handle.died)
-
-    async def _drop(self, refs: tuple[TrajectoryRef, ...]) -> None:
-        """Tells the owners that the records are done with; those of an owner that is gone are gone, too."""
-        await self._drop_own(refs)
-        for name in {ref.owner for ref in refs} - {CONTROLLER}:
-            handle = self._runtime.actors.get(name)
-            if handle is not None:
-                theirs = [ref for ref in refs if ref.owner == name]
-                with contextlib.suppress(ActorDied):
-                    await handle.call("drop", theirs, deadline_s=self._runtime.topology.rpc_timeout_s)
-
-    async def _drop_own(self, refs: Iterable[TrajectoryRef]) -> None:
-        """Forgets the records that were made in this process."""
-        await self._store.drop([ref for ref in refs if ref.owner == CONTROLLER])
 
     async def _stepped(self, packed: PackingResult, config: TrainConfig) -> tuple[Completed, int]:
         assert packed.ref is not None
@@ -472,7 +369,7 @@ class ModelRun:
         results = await asyncio.gather(
             *(self._runtime.stop_actor(handle) for handle in self._actors), return_exceptions=True
         )
-        self._segments.close()
+        self._records.close()
         return [result for result in results if isinstance(result, Exception)]
 
 
