@@ -28,7 +28,7 @@ class BlamingQueue(FaultyQueue):
     """Counts one more group as lost whenever an owner dies: one that has nothing to do with it."""
 
     def drop_owner(self, owner: str, reason: str) -> tuple[LostGroup, ...]:
-        for group in self._waiting.values():
+        for group in self._held.waiting.values():
             others = {ref.owner for ref in group.refs}
             if owner not in others:
                 self.planted += 1
@@ -43,10 +43,10 @@ class ForgettingLossesQueue(FaultyQueue):
 
     def mark_lost(self, lost: Iterable[LostGroup]) -> tuple[LostGroup, ...]:
         known = super().mark_lost(lost)
-        for group in [*self._lost_waiting.values()]:
+        for group in [*self._held.lost_waiting.values()]:
             self.planted += 1
-            del self._lost_waiting[group.group_id]
-            self._remove(group)
+            del self._held.lost_waiting[group.group_id]
+            self._held.remove(group)
         return known
 
 
@@ -62,7 +62,7 @@ class BottomlessQueue(FaultyQueue):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._ledger = _BottomlessLedger(self._ledger.limits)
+        self._held.ledger = _BottomlessLedger(self._held.ledger.limits)
 
 
 QUEUES = {

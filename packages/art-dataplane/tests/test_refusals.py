@@ -31,6 +31,7 @@ from art_dataplane import (
     ShmError,
     ShmSegmentStore,
     SnapshotError,
+    StoreError,
     StreamTransport,
     TrajectoryQueue,
     TrajectoryStore,
@@ -212,6 +213,20 @@ def test_a_forked_child_is_told_even_when_a_thread_was_inside_at_the_fork(run_id
 def test_the_limits_of_a_queue_are_whole_numbers(limits):
     with pytest.raises(QueueError, match="positive whole numbers"):
         TrajectoryQueue(QueueLimits(*limits))
+
+
+@pytest.mark.parametrize("bounds", [(math.nan, 1, 1), (1, 1.5, None), (1, 1, 0), (True, 1, 1)])
+def test_the_bounds_of_a_store_are_whole_numbers(bounds):
+    with pytest.raises(StoreError, match="positive whole numbers"):
+        TrajectoryStore("w", bounds[0], bounds[1], max_groups=bounds[2])
+
+
+@pytest.mark.parametrize("room", [(1.5, 1), (1, math.nan), (True, 1)])
+async def test_room_is_reserved_in_whole_numbers(room):
+    with pytest.raises(QueueError, match="positive and whole"):
+        await TrajectoryQueue(QueueLimits(2, 2, 2)).reserve("g0", *room, 1.0)
+    with pytest.raises(StoreError, match="positive whole numbers"):
+        await TrajectoryStore("w", 2, 2).reserve("g0", *room, holder="p", lease_s=1.0, deadline_s=1.0)
 
 
 @pytest.mark.parametrize("bounds", [(math.nan, 0), (1.5, 0), (1 << 20, 0.5)])

@@ -7,6 +7,11 @@ are set lower than what is there take nothing away; they only let nothing in.
 import msgspec
 
 
+def are_counts(*numbers: object) -> bool:
+    """Whether each is a whole number of at least 1; True is none."""
+    return all(isinstance(each, int) and not isinstance(each, bool) and each >= 1 for each in numbers)
+
+
 class Amount(msgspec.Struct, frozen=True):
     """So many groups, records and bytes; also what is left of them, which may be negative.
 

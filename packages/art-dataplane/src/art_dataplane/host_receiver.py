@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import msgspec
 
 from art_dataplane.batch import PackedBatchRef
+from art_dataplane.bounds import are_counts
 from art_dataplane.errors import DeadlineError, TransportError
 from art_dataplane.locations import InlineLocation, Location, NixlLocation, ShmLocation, StreamLocation
 from art_dataplane.processes import ProcessIdentity
@@ -116,7 +117,7 @@ class HostReceiver:
             return location
         if self._closed:
             raise TransportError("the receiver is closed")
-        if not 0 < deadline_s < math.inf or not isinstance(users, int) or users < 1:
+        if not 0 < deadline_s < math.inf or not are_counts(users):
             raise DeadlineError(
                 f"a deadline of {deadline_s} s for {users} users; give a finite number of seconds above 0 "
                 "and at least one user"

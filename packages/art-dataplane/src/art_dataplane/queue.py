@@ -22,19 +22,19 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from art_dataplane.bounds import Amount, Ledger
+from art_dataplane.bounds import Amount, are_counts
 from art_dataplane.errors import (
     DeadlineError,
     LeaseError,
     OwnerDiedError,
     QueueClosedError,
     QueueError,
-    RecordError,
     StaleResizeError,
     UnsatisfiableError,
 )
 from art_dataplane.leases import Ended, Lease, LeaseTable, Outcome
 from art_dataplane.processes import ProcessIdentity
+from art_dataplane.queued import QueuedGroup, QueuedGroups
 from art_dataplane.records import LostGroup, TrajectoryRef
 from art_dataplane.selection import QueueLimits, QueueStats, Selection, SelectionRule
 from art_dataplane.waiting import Signal
@@ -44,23 +44,6 @@ __all__ = ["QueueLimits", "QueueStats", "Selection", "SelectionRule", "Trajector
 FENCES_PER_EPOCH = 1 << 32
 LOOK_FOR_DEAD_S = 0.25
 """Who waits looks so often whether the processes of holders live."""
-
-
-class _Group(msgspec.Struct, frozen=True):
-    group_id: str
-    refs: tuple[TrajectoryRef, ...]
-    place: int
-
-    @property
-    def amount(self) -> Amount:
-        return Amount(1, len(self.refs), sum(ref.byte_count for ref in self.refs))
-
-    @property
-    def failed(self) -> int:
-        return sum(not ref.ok for ref in self.refs)
-
-    def is_stale(self, oldest_version: int) -> bool:
-        return any(ref.ok and ref.min_version < oldest_version for ref in self.refs)
 
 
 class _Asking(msgspec.Struct, eq=False):
@@ -92,23 +75,12 @@ class TrajectoryQueue:
             raise QueueError(f"epoch {epoch} is negative")
         self._limits = _checked(limits)
         self._revision = 0
-        self._ledger = Ledger(_amount(limits))
+        self._held = QueuedGroups(_amount(limits))
         self._leases = LeaseTable(clock=clock, first_fence=epoch * FENCES_PER_EPOCH + 1)
-        self._groups: dict[str, _Group] = {}
-        self._waiting: dict[str, _Group] = {}
-        self._lost_waiting: dict[str, _Group] = {}
-        self._lost: dict[str, LostGroup] = {}
-        self._reserved: dict[str, Amount] = {}
-        self._record_ids: set[str] = set()
         self._asking: list[_Asking] = []
         self._room = Signal()
         self._filled = Signal()
         self._is_closed = False
-        self._next_place = 0
-        self._failed_records = 0
-        self._put_groups = 0
-        self._consumed = 0
-        self._gone_lost = 0
         self._discarded = 0
         self._closed_groups = 0
         self._expired = 0
@@ -130,12 +102,13 @@ class TrajectoryQueue:
             QueueClosedError: the queue is closed.
             DeadlineError: there was no room within ``deadline_s`` seconds.
         """
-        group = _checked_group(refs)
+        group = QueuedGroup.of(refs)
         self._check_new(group.group_id, group.refs)
         asking = _Asking(group.group_id, group.amount, frozenset(ref.owner for ref in group.refs))
         await self._wait_for_room(asking, deadline_s)
         self._check_new(group.group_id, group.refs)
-        self._add(group)
+        self._held.add(group)
+        self._changed()
 
     async def reserve(
         self,
@@ -168,18 +141,17 @@ class TrajectoryQueue:
             QueueClosedError: the queue is closed.
             DeadlineError: there was no room within ``deadline_s`` seconds.
         """
-        if record_count <= 0 or byte_count <= 0 or not _is_duration(lease_s):
+        if not are_counts(record_count, byte_count) or not _is_duration(lease_s):
             raise QueueError(
-                f"cannot reserve {record_count} records and {byte_count} bytes for {lease_s} s: all must be "
-                "positive"
+                f"cannot reserve {record_count} records and {byte_count} bytes for {lease_s} s: the numbers "
+                "must be positive and whole, the time positive and finite"
             )
         self._check_new(group_id, ())
         amount = Amount(1, record_count, byte_count)
         await self._wait_for_room(_Asking(group_id, amount), deadline_s)
         self._check_new(group_id, ())
         lease = self._leases.grant([group_id], holder, lease_s, process=process)
-        self._reserved[group_id] = amount
-        self._ledger.reserve(amount)
+        self._held.reserve(group_id, amount)
         return lease
 
     def commit(self, lease: Lease, refs: Sequence[TrajectoryRef]) -> None:
@@ -194,18 +166,19 @@ class TrajectoryQueue:
                 stays.
             LeaseError: the reservation is over, or the lease is no reservation.
         """
-        reserved = self._reserved[self._reservation(lease)]
-        group = _checked_group(refs)
+        reserved = self._held.reserved[self._reservation(lease)]
+        group = QueuedGroup.of(refs)
         if (group.group_id,) != self._leases.check(lease):
             raise QueueError(f"group {group.group_id} is not the one that {lease.holder!r} reserved room for")
         if not group.amount.is_within(reserved):
             raise QueueError(
                 f"group {group.group_id} ({group.amount}) is larger than its reservation ({reserved})"
             )
-        self._check_records(group.group_id, group.refs)
+        self._held.check_records(group.group_id, group.refs)
         self._leases.release(lease)
-        self._unreserve(group.group_id)
-        self._add(group)
+        self._held.unreserve(group.group_id)
+        self._held.add(group)
+        self._changed()
 
     def abort(self, lease: Lease) -> None:
         """Gives a reservation back.
@@ -215,7 +188,7 @@ class TrajectoryQueue:
         """
         group_id = self._reservation(lease)
         self._leases.release(lease)
-        self._unreserve(group_id)
+        self._held.unreserve(group_id)
         self._changed()
 
     async def select(
@@ -250,7 +223,7 @@ class TrajectoryQueue:
             QueueClosedError: the queue is closed.
             DeadlineError: there were fewer groups within ``deadline_s`` seconds.
         """
-        if not isinstance(count, int) or count <= 0 or not _is_duration(lease_s):
+        if not are_counts(count) or not _is_duration(lease_s):
             raise QueueError(
                 f"cannot select {count} groups for {lease_s} s: at least 1 group, for longer than 0 s and "
                 "not for ever"
@@ -258,9 +231,9 @@ class TrajectoryQueue:
 
         def is_ready() -> bool:
             self.expire()
-            if self._can_take(count, rule):
+            if self._held.can_take(count, rule):
                 return True
-            if self.revoke_dead() and self._can_take(count, rule):
+            if self.revoke_dead() and self._held.can_take(count, rule):
                 return True
             self._check_not_stuck(count, holder)
             return False
@@ -272,26 +245,17 @@ class TrajectoryQueue:
             next_look_s=self._next_look_s,
         ):
             raise DeadlineError(
-                f"{holder!r} asked for {count} groups; {len(self._waiting)} were waiting and "
-                f"{self._leased_count()} leased after {deadline_s} s"
+                f"{holder!r} asked for {count} groups; {len(self._held.waiting)} were waiting and "
+                f"{self._held.leased_count} leased after {deadline_s} s"
             )
-        lost, stale = list(self._lost_waiting.values()), self._stale_groups(rule)
-        chosen = lost or stale
-        if not chosen:
-            ordered = sorted(
-                self._waiting.values(), key=lambda group: group.place, reverse=rule.order == "newest"
-            )
-            chosen = ordered[:count]
-        lease = self._leases.grant((group.group_id for group in chosen), holder, lease_s, process=process)
-        for group in chosen:
-            self._waiting.pop(group.group_id, None)
-            self._lost_waiting.pop(group.group_id, None)
-        self._stale += 0 if lost else len(stale)
+        chosen = self._held.choose(count, rule)
+        lease = self._leases.grant(
+            (group.group_id for group in chosen.groups), holder, lease_s, process=process
+        )
+        self._held.take(chosen.groups)
+        self._stale += len(chosen.groups) if chosen.stale else 0
         return Selection(
-            tuple(group.refs for group in chosen),
-            lease,
-            stale=bool(stale) and not lost,
-            lost=tuple(self._lost[group.group_id] for group in lost),
+            tuple(group.refs for group in chosen.groups), lease, stale=chosen.stale, lost=chosen.lost
         )
 
     def check(self, lease: Lease) -> tuple[str, ...]:
@@ -330,15 +294,15 @@ class TrajectoryQueue:
                 of ``group_ids``; throw away what was made of it.
         """
         self.expire()
-        if any(name in self._reserved for name in self._leases.check(lease)):
+        if any(name in self._held.reserved for name in self._leases.check(lease)):
             raise LeaseError(f"the lease of {lease.holder!r} is a reservation; commit it or abort it")
-        groups = [self._groups[name] for name in self._leases.release(lease, group_ids)]
+        groups = [self._held.groups[name] for name in self._leases.release(lease, group_ids)]
         if outcome is Outcome.CONSUMED:
             for group in groups:
-                self._remove(group)
+                self._held.remove(group)
         else:
             self._discarded += len(groups)
-            self._give_back(groups)
+            self._held.give_back(groups)
         self._changed()
         return tuple(ref for group in groups for ref in group.refs)
 
@@ -379,16 +343,7 @@ class TrajectoryQueue:
         Returns:
             The groups that are held here and concerned, also leased ones.
         """
-        concerned = [
-            LostGroup(
-                group.group_id,
-                tuple(ref.record_id for ref in group.refs if ref.owner == owner),
-                (owner,),
-                reason,
-            )
-            for group in self._groups.values()
-            if any(ref.owner == owner for ref in group.refs)
-        ]
+        concerned = self._held.with_records_of(owner, reason)
         for asking in self._asking:
             if owner in asking.owners:
                 asking.died = OwnerDiedError(owner, reason)
@@ -407,18 +362,9 @@ class TrajectoryQueue:
         Returns:
             What is known now of those that are held here.
         """
-        known = []
-        for loss in lost:
-            if loss.group_id not in self._groups:
-                continue
-            before = self._lost.get(loss.group_id)
-            self._lost[loss.group_id] = loss if before is None else before.joined(loss)
-            known.append(self._lost[loss.group_id])
-            group = self._waiting.pop(loss.group_id, None)
-            if group is not None:
-                self._lost_waiting[loss.group_id] = group
+        known = self._held.mark_lost(lost)
         self._changed()
-        return tuple(known)
+        return known
 
     def resize(self, limits: QueueLimits, *, revision: int) -> int:
         """Sets new limits; nothing that is held or reserved is dropped. Waiters for whom they can never be
@@ -445,7 +391,7 @@ class TrajectoryQueue:
                 f"{self._revision} is in force: {self._limits}. Look at stats() and decide again"
             )
         self._limits = limits
-        self._ledger.limits = _amount(limits)
+        self._held.ledger.limits = _amount(limits)
         self._revision += 1
         self._room.notify_all()
         self._filled.notify_all()
@@ -457,15 +403,10 @@ class TrajectoryQueue:
         Returns:
             The references of all groups that were held, so that their owners can drop the records.
         """
-        refs = tuple(ref for group in self._groups.values() for ref in group.refs)
         for lease, _ in self._leases.leases():
             self._leases.revoke(lease.lease_id)
-        self._closed_groups += len(self._groups)
-        for held in (self._groups, self._waiting, self._lost_waiting, self._lost, self._reserved):
-            held.clear()
-        self._record_ids.clear()
-        self._failed_records = 0
-        self._ledger = Ledger(self._ledger.limits)
+        self._closed_groups += len(self._held.groups)
+        refs = self._held.clear()
         self._is_closed = True
         self._room.notify_all()
         self._filled.notify_all()
@@ -474,14 +415,15 @@ class TrajectoryQueue:
     def stats(self) -> QueueStats:
         """What is held at this instant, all of it from one and the same."""
         self.expire()
-        held, reserved = self._ledger.held, self._ledger.reserved
+        contents = self._held
+        held, reserved = contents.ledger.held, contents.ledger.reserved
         return QueueStats(
-            waiting_groups=len(self._waiting),
-            lost_waiting_groups=len(self._lost_waiting),
-            leased_groups=self._leased_count(),
+            waiting_groups=len(contents.waiting),
+            lost_waiting_groups=len(contents.lost_waiting),
+            leased_groups=contents.leased_count,
             records=held.records,
             byte_count=held.byte_count,
-            failed_records=self._failed_records,
+            failed_records=contents.failed_records,
             reserved_groups=reserved.groups,
             reserved_records=reserved.records,
             reserved_bytes=reserved.byte_count,
@@ -489,9 +431,9 @@ class TrajectoryQueue:
             limits_revision=self._revision,
             waiting_puts=len(self._room),
             waiting_selects=len(self._filled),
-            put_groups=self._put_groups,
-            consumed_groups=self._consumed,
-            lost_groups=self._gone_lost,
+            put_groups=contents.put_groups,
+            consumed_groups=contents.consumed_groups,
+            lost_groups=contents.gone_lost_groups,
             discarded_groups=self._discarded,
             closed_groups=self._closed_groups,
             expired_leases=self._expired,
@@ -504,7 +446,7 @@ class TrajectoryQueue:
             self._check_open()
             if asking.died is not None:
                 raise asking.died
-            if not self._ledger.fits_empty(asking.amount):
+            if not self._held.ledger.fits_empty(asking.amount):
                 raise UnsatisfiableError(
                     f"group {asking.group_id} ({asking.amount}) is larger than the whole queue: "
                     f"{self._limits}"
@@ -512,8 +454,8 @@ class TrajectoryQueue:
 
         def fits() -> bool:
             self.expire()
-            return self._ledger.fits(asking.amount) or (
-                bool(self.revoke_dead()) and self._ledger.fits(asking.amount)
+            return self._held.ledger.fits(asking.amount) or (
+                bool(self.revoke_dead()) and self._held.ledger.fits(asking.amount)
             )
 
         self._asking.append(asking)
@@ -522,8 +464,8 @@ class TrajectoryQueue:
             if not await self._room.wait_until(fits, deadline_s, check=check, next_look_s=self._next_look_s):
                 raise DeadlineError(
                     f"group {asking.group_id} ({asking.amount}) found no room within {deadline_s} s: "
-                    f"{self._ledger.held} are held, {self._leased_count()} groups of them leased, and "
-                    f"{self._ledger.reserved} reserved; limits {self._limits}"
+                    f"{self._held.ledger.held} are held, {self._held.leased_count} groups of them leased, "
+                    f"and {self._held.ledger.reserved} reserved; limits {self._limits}"
                 )
         finally:
             self._asking.remove(asking)
@@ -534,24 +476,13 @@ class TrajectoryQueue:
         looks.append(LOOK_FOR_DEAD_S if self._leases.watches_processes else None)
         return min((look for look in looks if look is not None), default=None)
 
-    def _leased_count(self) -> int:
-        return len(self._groups) - len(self._waiting) - len(self._lost_waiting)
-
-    def _can_take(self, count: int, rule: SelectionRule) -> bool:
-        return len(self._waiting) >= count or bool(self._lost_waiting) or bool(self._stale_groups(rule))
-
-    def _stale_groups(self, rule: SelectionRule) -> list[_Group]:
-        if rule.oldest_version <= 0:
-            return []
-        return [group for group in self._waiting.values() if group.is_stale(rule.oldest_version)]
-
     def _check_open(self) -> None:
         if self._is_closed:
             raise QueueClosedError(f"the queue was closed with {self._closed_groups} groups in it")
 
     def _check_can_select(self, count: int, holder: str) -> None:
         self._check_open()
-        if not self._ledger.fits_empty(Amount(count, count, count)):
+        if not self._held.ledger.fits_empty(Amount(count, count, count)):
             raise UnsatisfiableError(
                 f"{holder!r} cannot select {count} groups, of at least 1 record of 1 byte each: the queue "
                 f"never holds so much; limits {self._limits}"
@@ -563,70 +494,36 @@ class TrajectoryQueue:
         if len(self._leases):
             return
         wanted = self._asking[0].amount if self._asking else Amount(1, 1, 1)
-        if self._ledger.fits(wanted):
+        if self._held.ledger.fits(wanted):
             return
         raise UnsatisfiableError(
-            f"{holder!r} cannot select {count} groups: {len(self._waiting)} are waiting "
-            f"({self._ledger.held}), no lease is in force, so none will go, and there is no room for the "
-            f"next ({wanted}); limits {self._limits}. Select {len(self._waiting)}, or raise the limits"
+            f"{holder!r} cannot select {count} groups: {len(self._held.waiting)} are waiting "
+            f"({self._held.ledger.held}), no lease is in force, so none will go, and there is no room for "
+            f"the next ({wanted}); limits {self._limits}. Select {len(self._held.waiting)}, or raise the "
+            "limits"
         )
 
     def _check_new(self, group_id: str, refs: Sequence[TrajectoryRef]) -> None:
         self._check_open()
         self.expire()
-        if group_id in self._groups or group_id in self._reserved:
-            raise QueueError(f"group {group_id} is in the queue already, or room is reserved for it")
-        self._check_records(group_id, refs)
-
-    def _check_records(self, group_id: str, refs: Sequence[TrajectoryRef]) -> None:
-        known = [ref.record_id for ref in refs if ref.record_id in self._record_ids]
-        if known:
-            raise QueueError(f"record {known[0]} of group {group_id} is in the queue already")
+        self._held.check_new(group_id, refs)
 
     def _reservation(self, lease: Lease) -> str:
         self.expire()
         names = self._leases.check(lease)
-        if names[0] not in self._reserved:
+        if names[0] not in self._held.reserved:
             raise LeaseError(f"the lease of {lease.holder!r} is on {len(names)} groups and is no reservation")
         return names[0]
 
-    def _unreserve(self, group_id: str) -> None:
-        self._ledger.unreserve(self._reserved.pop(group_id))
-
-    def _add(self, group: _Group) -> None:
-        group = msgspec.structs.replace(group, place=self._next_place)
-        self._next_place += 1
-        self._groups[group.group_id] = group
-        self._waiting[group.group_id] = group
-        self._record_ids.update(ref.record_id for ref in group.refs)
-        self._ledger.take(group.amount)
-        self._failed_records += group.failed
-        self._put_groups += 1
-        self._changed()
-
-    def _remove(self, group: _Group) -> None:
-        del self._groups[group.group_id]
-        self._record_ids.difference_update(ref.record_id for ref in group.refs)
-        self._ledger.give(group.amount)
-        self._failed_records -= group.failed
-        if self._lost.pop(group.group_id, None) is None:
-            self._consumed += 1
-        else:
-            self._gone_lost += 1
-
     def _ended(self, ended: Ended) -> tuple[Lease, ...]:
         for _, names in ended:
-            self._give_back(self._groups[name] for name in names if name in self._groups)
+            self._held.give_back(self._held.groups[name] for name in names if name in self._held.groups)
             for name in names:
-                if name in self._reserved:
-                    self._unreserve(name)
+                if name in self._held.reserved:
+                    self._held.unreserve(name)
         if ended:
             self._changed()
         return tuple(lease for lease, _ in ended)
-
-    def _give_back(self, groups: Iterable[_Group]) -> None:
-        for group in groups:
-            (self._lost_waiting if group.group_id in self._lost else self._waiting)[group.group_id] = group
 
     def _changed(self) -> None:
         self._room.notify()
@@ -634,8 +531,7 @@ class TrajectoryQueue:
 
 
 def _checked(limits: QueueLimits) -> QueueLimits:
-    numbers = (limits.groups, limits.records, limits.byte_count)
-    if not all(isinstance(number, int) and number > 0 for number in numbers):
+    if not are_counts(limits.groups, limits.records, limits.byte_count):
         raise QueueError(f"all limits must be positive whole numbers: {limits}")
     return limits
 
@@ -646,20 +542,3 @@ def _amount(limits: QueueLimits) -> Amount:
 
 def _is_duration(seconds: float) -> bool:
     return seconds > 0 and math.isfinite(seconds)
-
-
-def _checked_group(refs: Sequence[TrajectoryRef]) -> _Group:
-    group_ids = {ref.group_id for ref in refs}
-    if len(group_ids) != 1:
-        raise QueueError(
-            f"a put takes the references of one group, not of {len(group_ids)}: {sorted(group_ids)}"
-        )
-    group_id = group_ids.pop()
-    if len({ref.record_id for ref in refs}) != len(refs):
-        raise QueueError(f"group {group_id} names a record twice among its {len(refs)}")
-    for ref in refs:
-        try:
-            ref.validate()
-        except RecordError as error:
-            raise QueueError(str(error)) from error
-    return _Group(group_id, tuple(refs), -1)

@@ -24,6 +24,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from art_dataplane.bounds import are_counts
 from art_dataplane.errors import LeaseError, ShmError, ShmFullError
 from art_dataplane.leases import Lease, LeaseTable, Outcome
 from art_dataplane.locations import Location, ShmLocation
@@ -104,8 +105,7 @@ class ShmSegmentStore:
             raise ShmError(f"shared memory needs Linux with {SHM_DIRECTORY}; this is {sys.platform}")
         if not is_run_id(run_id):
             raise ShmError(f"run id {run_id!r}: 1 to 96 letters, digits, '_', '.' or '-'")
-        whole = isinstance(capacity_bytes, int) and isinstance(recycle_bytes, int)
-        if not whole or capacity_bytes <= 0 or recycle_bytes < 0:
+        if not are_counts(capacity_bytes) or not (recycle_bytes == 0 or are_counts(recycle_bytes)):
             raise ShmError(
                 f"capacity {capacity_bytes} must be positive and recycle_bytes {recycle_bytes} not negative, "
                 "each a whole number of bytes"

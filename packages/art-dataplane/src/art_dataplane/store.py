@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from art_dataplane.bounds import Amount, Ledger
+from art_dataplane.bounds import Amount, Ledger, are_counts
 from art_dataplane.errors import (
     DeadlineError,
     RecordsMissingError,
@@ -165,9 +165,10 @@ class TrajectoryStore:
             LeaseError: ``lease_s`` is not positive and finite.
             DeadlineError: there was no room within ``deadline_s`` seconds.
         """
-        if record_count <= 0 or byte_count <= 0:
+        if not are_counts(record_count, byte_count):
             raise StoreError(
-                f"store {self._owner}: {record_count} records of {byte_count} bytes cannot be reserved"
+                f"store {self._owner}: {record_count} records of {byte_count} bytes cannot be reserved; give "
+                "positive whole numbers"
             )
         what = f"a reservation for {record_count} records of {byte_count} bytes of group {group_id}"
         await self._wait_for_room(what, group_id, record_count, byte_count, deadline_s)
@@ -322,10 +323,10 @@ class TrajectoryStore:
         )
 
     def _limits(self, max_records: int, max_bytes: int, max_groups: int | None) -> Amount:
-        if max_records <= 0 or max_bytes <= 0 or (max_groups is not None and max_groups <= 0):
+        if not are_counts(max_records, max_bytes, 1 if max_groups is None else max_groups):
             raise StoreError(
                 f"store {self._owner}: the bounds {max_records} records, {max_bytes} bytes, {max_groups} "
-                "groups must be positive"
+                "groups must be positive whole numbers"
             )
         return Amount(_UNBOUNDED if max_groups is None else max_groups, max_records, max_bytes)
 

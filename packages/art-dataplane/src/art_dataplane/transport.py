@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection
 from typing import Literal, Protocol
 
+from art_dataplane.bounds import are_counts
 from art_dataplane.errors import TransportError
 from art_dataplane.locations import Location, NixlLocation, ShmLocation, StreamLocation
 from art_dataplane.shm import ShmSegmentStore
@@ -83,7 +84,7 @@ def check_offer(source: Location, duration_s: float, reads: int) -> None:
     """
     if not isinstance(source, ShmLocation) or source.byte_count < 1:
         raise TransportError(f"{source} cannot be offered: it is no segment of this host; commit one first")
-    if not 0 < duration_s < math.inf or not isinstance(reads, int) or reads < 1:
+    if not 0 < duration_s < math.inf or not are_counts(reads):
         raise TransportError(
             f"an offer for {duration_s} s and {reads} reads; give a positive finite time and at least one "
             "read"

@@ -40,6 +40,7 @@ from art_dataplane.bounds import Amount, Ledger
 from art_dataplane.errors import OwnerDiedError, QueueClosedError, StaleResizeError, UnsatisfiableError
 from art_dataplane.fetching import FetchedGroups, fetch_available
 from art_dataplane.leases import FenceGate, LeaseTable
+from art_dataplane.queued import QueuedGroups
 from art_dataplane.records import LostGroup
 from art_dataplane.waiting import Signal
 
@@ -771,23 +772,23 @@ class ExpiryForgets(TrajectoryQueue):
     def expire(self):
         if len(self._filled):
             return super().expire()
-        give_back, self._give_back = self._give_back, lambda groups: None
+        give_back, self._held.give_back = self._held.give_back, lambda groups: None
         try:
             return super().expire()
         finally:
-            self._give_back = give_back
+            self._held.give_back = give_back
 
 
-class DiscardForgets(TrajectoryQueue):
-    def _give_back(self, groups):
-        super()._give_back([group for group in groups if len(group.refs) < 4])
+class DiscardForgets(QueuedGroups):
+    def give_back(self, groups):
+        super().give_back([group for group in groups if len(group.refs) < 4])
 
 
-class ConsumedComesBack(TrajectoryQueue):
-    def _remove(self, group):
-        super()._remove(group)
-        if not len(self._filled):
-            self._groups[group.group_id] = self._waiting[group.group_id] = group
+class ConsumedComesBack(QueuedGroups):
+    def remove(self, group):
+        super().remove(group)
+        if not len(self.filled):
+            self.groups[group.group_id] = self.waiting[group.group_id] = group
 
 
 class TakesEndedLeases(LeaseTable):
@@ -813,7 +814,7 @@ class LeasesEndEarly(TrajectoryQueue):
     def expire(self):
         for lease, names in self._leases.leases():
             early = self._leases._grants[lease.lease_id].deadline <= self._leases._clock() + 2
-            if early and names[0] not in self._reserved and not len(self._filled):
+            if early and names[0] not in self._held.reserved and not len(self._filled):
                 self._expired += len(self._ended(((lease, self._leases.revoke(lease.lease_id)),)))
         return super().expire()
 
@@ -844,9 +845,9 @@ class ReservesNothing(Ledger):
         return (self.held + amount).is_within(self.limits)
 
 
-class ForgetsReservations(TrajectoryQueue):
-    def _unreserve(self, group_id):
-        del self._reserved[group_id]
+class ForgetsReservations(QueuedGroups):
+    def unreserve(self, group_id):
+        del self.reserved[group_id]
 
 
 def with_table(table):
@@ -862,9 +863,19 @@ def with_ledger(ledger):
     class WithLedger(TrajectoryQueue):
         def __init__(self, limits, *, clock):
             super().__init__(limits, clock=clock)
-            self._ledger = ledger(self._ledger.limits)
+            self._held.ledger = ledger(self._held.ledger.limits)
 
     return WithLedger
+
+
+def with_contents(contents):
+    class WithContents(TrajectoryQueue):
+        def __init__(self, limits, *, clock):
+            super().__init__(limits, clock=clock)
+            self._held = contents(self._held.ledger.limits)
+            self._held.filled = self._filled
+
+    return WithContents
 
 
 def with_signals(signal):
@@ -888,14 +899,14 @@ class HandsOutTwice(with_table(GrantsTwice)):
     async def select(self, count, rule, deadline_s, **more):
         selection = await super().select(count, rule, deadline_s, **more)
         if len(self._filled):
-            self._waiting.update((name, self._groups[name]) for name in selection.group_ids)
+            self._held.waiting.update((name, self._held.groups[name]) for name in selection.group_ids)
             self._filled.notify()
         return selection
 
     def stats(self):
         leased = {name for _, names in self._leases.leases() for name in names}
-        for name in leased.intersection(self._waiting):
-            del self._waiting[name]
+        for name in leased.intersection(self._held.waiting):
+            del self._held.waiting[name]
         return super().stats()
 
 
@@ -952,7 +963,7 @@ class WaitsForEver(TrajectoryQueue):
 
 class DespairsEarly(TrajectoryQueue):
     def _check_not_stuck(self, count, holder):
-        if self._asking and not self._ledger.fits(self._asking[0].amount):
+        if self._asking and not self._held.ledger.fits(self._asking[0].amount):
             raise UnsatisfiableError("somebody waits for room")
 
 
@@ -964,14 +975,14 @@ class TakesAnyResize(TrajectoryQueue):
 class LosesQuietly(TrajectoryQueue):
     def drop_owner(self, owner, reason):
         lost = super().drop_owner(owner, reason)
-        for name in list(self._lost_waiting):
-            self._remove(self._lost_waiting.pop(name))
+        for name in list(self._held.lost_waiting):
+            self._held.remove(self._held.lost_waiting.pop(name))
         return lost
 
 
-class ComesBackAsGood(TrajectoryQueue):
-    def _give_back(self, groups):
-        self._waiting.update((group.group_id, group) for group in groups)
+class ComesBackAsGood(QueuedGroups):
+    def give_back(self, groups):
+        self.waiting.update((group.group_id, group) for group in groups)
 
 
 class LetsTheDeadPut(TrajectoryQueue):
@@ -1027,9 +1038,9 @@ async def names_every_group(selection, owners, deadline_s):
 
 FAULTS = {
     "expiry does not give back": (ExpiryForgets, NOT_LOST),
-    "a discarded group is lost": (DiscardForgets, NOT_LOST),
+    "a discarded group is lost": (with_contents(DiscardForgets), NOT_LOST),
     "a dead process keeps its leases": (with_table(RevokesNobody), NOT_LOST),
-    "a consumed group is handed out again": (ConsumedComesBack, ONCE),
+    "a consumed group is handed out again": (with_contents(ConsumedComesBack), ONCE),
     "a leased group is handed out again": (HandsOutTwice, ONE_LEASE),
     "an ended lease is good for a release": (with_table(TakesEndedLeases), STALE),
     "fences do not grow": (with_table(SameFence), STALE),
@@ -1039,7 +1050,7 @@ FAULTS = {
     "a partial release ends the whole lease": (PartialReleaseEndsAll, IN_FORCE),
     "capacity off by one": (with_ledger(OffByOne), CAPACITY),
     "reservations do not count": (with_ledger(ReservesNothing), CAPACITY),
-    "a reservation is never given back": (ForgetsReservations, RELEASED),
+    "a reservation is never given back": (with_contents(ForgetsReservations), RELEASED),
     "nobody is woken by a release": (WakesNobodyAfterRelease, SERVED),
     "a cancelled waiter stays": (with_signals(KeepsTheCancelled), NOT_LEFT),
     "the last one pushes in": (with_signals(LastComesFirst), IN_LINE),
@@ -1049,7 +1060,7 @@ FAULTS = {
     "a select gives up too early": (DespairsEarly, TOLD),
     "a stale resize is taken": (TakesAnyResize, RESIZE),
     "lost groups vanish": (LosesQuietly, NOT_LOST),
-    "leased groups that lost records come back as good": (ComesBackAsGood, NOT_TRAINED),
+    "leased groups that lost records come back as good": (with_contents(ComesBackAsGood), NOT_TRAINED),
     "records of the dead are put": (LetsTheDeadPut, NOT_TRAINED),
     "a close leaves waiters hanging": (ClosesTheDoorOnWaiters, RELEASED),
     "the numbers are of two instants": (CountsLate, STATS),
