@@ -58,8 +58,6 @@ class _BottomlessLedger(Ledger):
 class BottomlessQueue(FaultyQueue):
     """Takes whatever comes."""
 
-    planted = 1
-
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._held.ledger = _BottomlessLedger(self._held.ledger.limits)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ from art_dataplane.segment_files import SHM_DIRECTORY, new_segment_name
 DRAIN_S = 30.0
 PLANTED_IDLE_S = 5.0
 EXTRA_FACTOR = 3.0
-EXTRA_S = 10.0
+EXTRA_S = 60.0
 SAMPLE_S = 0.05
 LOOK_S = 0.3
 RETRY_S = 0.1
@@ -73,7 +74,6 @@ class Session:
         self._group_numbers = itertools.count()
         self._tickets = itertools.count(1)
         self._unwanted: dict[str, list[tuple[float, Cancel | Drop]]] = {}  # by owner, with when to say so
-        self._ignored = 0  # refusals that the planted fault passed over
         self._phase = "chaos"  # then "drain", "end"
         self._started = time.monotonic()
 
@@ -108,11 +108,20 @@ class Session:
 
     def _has_been_wrong(self) -> bool:
         """Whether what was planted had its effect."""
-        if self._fault == "ignores-stale-fence":
-            return self._ignored > 0
-        if self._fault == "leaks-segments":
-            return any(death.not_swept for death in self.facts.deaths)
-        return not isinstance(self._queue, FaultyQueue) or self._queue.planted > 0
+        facts, queue = self.facts, self._queue
+        match self._fault:
+            case "ignores-stale-fence":
+                return max(Counter(taken.group_id for taken in facts.taken).values(), default=0) > 1
+            case "changes-a-token":
+                return bool(facts.wrong)
+            case "keeps-records":
+                living = {worker.name for worker in self._staff.living("owner")}
+                return any(living & {*facts.put[taken.group_id].owners.values()} for taken in facts.taken)
+            case "leaks-segments":
+                return any(death.not_swept for death in facts.deaths)
+            case "overfills":
+                return any("groups" in line for line in facts.over)
+        return not isinstance(queue, FaultyQueue) or queue.planted > 0
 
     def _bury(self, worker: Worker, status: int) -> None:
         """Settles what a dead worker leaves: segments, a socket, records and leases."""
@@ -248,7 +257,6 @@ class Session:
             self.facts.stale_releases += 1
             if self._fault != "ignores-stale-fence":
                 return False
-            self._ignored += 1
         self.facts.wrong += consumed.wrong
         for group in selection.groups:
             group_id = group[0].group_id
