@@ -14,7 +14,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "art_topology" / "comm
 
 _HEAD = """# art_topology: command line
 
-    pip install 'art-topology[cli]'
+    uv run art-topology --help
+
+in a clone of the repository; in another environment, `uv pip install './packages/art-topology[cli]'` there brings it.
 
 [Plan a cluster](../../plan-a-cluster.md) goes through the commands in ten minutes. This page is made from the
 command by `tools/command_page.py`.
