@@ -11,6 +11,7 @@ import time
 import tomllib
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from packaging.requirements import Requirement
@@ -18,6 +19,7 @@ from packaging.requirements import Requirement
 from art_serving import (
     EnvironmentBuildError,
     EnvironmentBundle,
+    NoRoomError,
     build_environment,
     find_environment,
     vllm_bundle,
@@ -303,3 +305,52 @@ def test_the_lock_knows_the_dependencies_of_the_package_it_installs_from_source(
     declared = {Requirement(text).name for text in project["dependencies"]}
     required = {item["name"] for item in locked["metadata"]["requires-dist"] if "marker" not in item}
     assert required == declared
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of its own that has 8 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+BIG_BACKEND = BACKEND.replace(
+    'wheel.writestr("part.py", (here / "part.py").read_text())',
+    'wheel.writestr("part.py", (here / "part.py").read_text()); wheel.writestr("big", bytes(40_000_000))',
+)
+
+
+async def test_a_full_disk_is_named_once_with_what_is_needed_and_nothing_is_left(
+    tmp_path, small_disk, monkeypatch
+):
+    bundle, cache = make_bundle(tmp_path / "bundle"), small_disk / "cache"
+    (tmp_path / "bundle" / "part" / "backend.py").write_text(BIG_BACKEND)
+    bundle = msgspec.structs.replace(bundle, disk_bytes=6_300_000_000)
+    for where, full, variable in (
+        (tmp_path / "uv", cache, "ART_CACHE_DIR"),
+        (small_disk / "uv", cache, "ART_CACHE_DIR"),
+    ):
+        monkeypatch.setenv("UV_CACHE_DIR", str(where))
+        with pytest.raises(NoRoomError) as raised:
+            await build_environment(bundle, cache, deadline_s=60)
+        text = str(raised.value)
+        assert text.startswith(f"{full} is full: there was no room left for environment 'toy'. ")
+        assert "has 8 MB" in text
+        assert "needs up to 6.3 GB" in text
+        assert text.endswith(f"or set {variable} to a folder with 6.3 GB free, and start again")
+        assert "\n" not in text
+        assert entries(cache) == []
+    monkeypatch.setenv("UV_CACHE_DIR", str(small_disk / "uv"))
+    with pytest.raises(NoRoomError, match=rf"^{small_disk}/uv is full: .* or set UV_CACHE_DIR to a folder"):
+        await build_environment(bundle, tmp_path / "roomy", deadline_s=60)
+
+
+async def test_a_disk_that_is_full_before_uv_starts_is_named_too(tmp_path, small_disk):
+    bundle, cache = make_bundle(tmp_path / "bundle"), small_disk / "cache"
+    (tmp_path / "bundle" / "part" / "big").write_bytes(bytes(40_000_000))
+    with pytest.raises(NoRoomError, match=rf"^{cache} is full: .* set ART_CACHE_DIR to a folder with more"):
+        await build_environment(bundle, cache, deadline_s=60)
+    assert entries(cache) == []

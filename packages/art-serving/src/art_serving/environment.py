@@ -23,11 +23,12 @@ import sysconfig
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import msgspec
 
 from art_serving.errors import EnvironmentBuildError
+from art_serving.room import full_folder, lacks_room, no_room, tells_of_full_disk
 from art_serving.supervision import supervised
 
 CACHE_VARIABLE = "ART_CACHE_DIR"
@@ -80,12 +81,15 @@ class EnvironmentBundle(msgspec.Struct, frozen=True):
         project: folder with ``pyproject.toml`` and ``uv.lock``.
         include: folders and files that are copied, with their relative places kept, so that path sources of
             the project stay valid. Tests, caches and hidden folders below them are left out.
+        disk_bytes: that a build writes at most, uv's cache included when it is on the same disk; 0 when
+            nobody knows. For what is said when there is no room.
     """
 
     name: str
     root: Path
     project: str
     include: tuple[str, ...]
+    disk_bytes: int = 0
 
     @classmethod
     def of_project(cls, folder: Path, name: str | None = None) -> "EnvironmentBundle":
@@ -194,7 +198,8 @@ async def build_environment(
         progress: is called with one line at a time, from the event loop's thread.
 
     Raises:
-        EnvironmentBuildError: uv failed (with its last lines), or the deadline passed.
+        EnvironmentBuildError: uv failed (with what it said about it), or the deadline passed.
+        NoRoomError: a disk was full; what was half built is removed.
     """
     return await _Build(bundle, cache_root or default_cache_root(), deadline_s, progress).run()
 
@@ -238,6 +243,7 @@ class _Build:
     ) -> None:
         self._bundle = bundle
         self._digest = bundle_digest(bundle)
+        self._cache = cache_root.expanduser().absolute()
         self._path = _entry(bundle, cache_root, self._digest)
         self._started = time.monotonic()
         self._deadline_s = deadline_s
@@ -248,13 +254,12 @@ class _Build:
         if found is not None:
             self._say("reuse", f"using {self._path}")
             return found
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        async with self._locked() as lock:
-            found = _complete(self._path, self._digest)
-            if found is None:
-                await self._prepare()
-                await self._sync(lock)
-                self._finish()
+        try:
+            await self._build()
+        except OSError as error:
+            if not lacks_room(error):
+                raise
+            raise no_room(self._bundle.name, self._cache, self._bundle.disk_bytes, CACHE_VARIABLE) from None
         done = _complete(self._path, self._digest)
         if done is None:
             raise EnvironmentBuildError(
@@ -262,6 +267,24 @@ class _Build:
             )
         self._say("done", f"environment ready in {self._elapsed():.1f} s at {self._path}")
         return done
+
+    async def _build(self) -> None:
+        """What is not there; of a build that found no room nothing is left."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        async with self._locked() as lock:
+            if _complete(self._path, self._digest) is not None:
+                return
+            try:
+                await self._prepare()
+                await self._sync(lock)
+                self._finish()
+            except OSError as error:
+                if lacks_room(error):
+                    await self._remove()
+                raise
+
+    async def _remove(self) -> None:
+        await asyncio.to_thread(shutil.rmtree, self._path, ignore_errors=True)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started
@@ -357,12 +380,20 @@ class _Build:
         finally:
             await _end(process)
         if code != 0:
-            raise EnvironmentBuildError(
-                f"uv could not build environment {self._bundle.name!r} (exit status {code}):\n"
-                + "\n".join(tail)
-                + "\ncheck the network, the index and proxy that uv is set to and the room on the disk, then "
-                "call again; what uv has fetched is kept"
-            )
+            await self._tell_failure(code, tail)
+
+    async def _tell_failure(self, code: int, tail: list[str]) -> NoReturn:
+        text = "\n".join(_complaint(tail))
+        if tells_of_full_disk(text):
+            full = full_folder(self._cache)
+            await self._remove()
+            variable = CACHE_VARIABLE if full == self._cache else "UV_CACHE_DIR"
+            raise no_room(self._bundle.name, full, self._bundle.disk_bytes, variable)
+        raise EnvironmentBuildError(
+            f"uv could not build environment {self._bundle.name!r} (exit status {code}):\n{text}\n"
+            "check the network, and the index and proxy that uv is set to, then call again; what uv has "
+            "fetched is kept"
+        )
 
     def _finish(self) -> None:
         """Everything to disk, then the marker, then the marker's name."""
@@ -384,6 +415,14 @@ def _uv() -> str:
     import uv
 
     return str(uv.find_uv_bin())
+
+
+def _complaint(lines: list[str]) -> list[str]:
+    """What uv says about its failure, without its lines before that, which were told as they came."""
+    begins = [
+        place for place, line in enumerate(lines) if line.lstrip().startswith(("error", "\u00d7", "x "))
+    ]
+    return lines[begins[0] :] if begins else lines
 
 
 def _try_lock(fd: int) -> bool:

@@ -13,6 +13,10 @@ class EnvironmentBuildError(ServingError):
     """An environment could not be built or found; nothing half-built is left that would be used later."""
 
 
+class NoRoomError(EnvironmentBuildError):
+    """A disk was full while an environment was built; the text names it and how much a build needs."""
+
+
 class PreflightError(ServingError):
     """What was found on the host does not allow the member to start; nothing was started."""
 

@@ -462,6 +462,24 @@ async def test_a_full_disk_is_told_with_what_to_do(make_report, make_group, stre
     assert said.index("once there is room") < said.index("go on with: art demo --resume")
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/cache/x"), "no room left where /cache/x is;"),
+        (
+            ArtError("the trainer: OSError: [Errno 28] No space left on device: '/elsewhere/a.bin'"),
+            "no room left where /elsewhere/a.bin is;",
+        ),
+        (ArtError("No space left on device"), "no room left on a disk that the run writes to (`df -h` shows"),
+    ],
+)
+async def test_a_full_disk_is_the_one_that_is_full(make_report, make_group, stream, error, said) -> None:
+    folder = await ended(make_report(), make_group, 1, error)
+    told = " ".join(stream.getvalue().split())
+    assert said in told
+    assert f"no room left where {folder}" not in told
+
+
 async def test_the_time_of_a_run_is_kept_when_it_ends_and_goes_on_from_there(make_report, make_group) -> None:
     folder = await ended(make_report(), make_group, 1, KeyboardInterrupt())
     took = read_run(folder).elapsed_s

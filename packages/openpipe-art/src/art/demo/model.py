@@ -29,6 +29,7 @@ BUNDLE = Path(__file__).with_name("model_bundle")
 NAME = "smollm2-135m-instruct"
 SMOLLM2 = "SmolLM2-135M-Instruct"
 
+_CONVERTED_BYTES = 540_000_000
 _LOCK_POLL_S = 0.2
 _GRACE_S = 1.0
 _QUIET_S = 10.0
@@ -291,6 +292,7 @@ async def _make(
     entry: Path, cache_root: Path, lock: int, deadline: float, say: Callable[[str], None]
 ) -> None:
     from art_serving.environment import EnvironmentBundle, build_environment
+    from art_serving.room import no_room, tells_of_full_disk
     from art_serving.supervision import supervised
 
     with BuildLines(say) as lines:
@@ -326,6 +328,8 @@ async def _make(
             await process.wait()
     if process.returncode != 0:
         tail = errors.decode(errors="replace").strip()[-2000:]
+        if tells_of_full_disk(tail):
+            raise no_room(SMOLLM2, cache_root, _CONVERTED_BYTES, "ART_CACHE_DIR")
         raise ModelError(f"the conversion of the model failed (exit status {process.returncode}):\n{tail}")
 
 

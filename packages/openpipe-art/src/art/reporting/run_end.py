@@ -7,8 +7,11 @@ here hides what ended the run.
 import asyncio
 import errno
 import os
+import re
 import shlex
+import shutil
 import statistics
+from pathlib import Path
 
 import msgspec
 
@@ -25,8 +28,10 @@ WINDOW = 5
 """Steps that the recent reward is the mean of."""
 
 _MESSAGE_CHARACTERS = 8000
+_FULL_BYTES = 64_000_000
 _ONCE_THERE_IS_ROOM = "what is finished is kept, and the run can be resumed once there is room again"
 _NO_ROOM = {errno.ENOSPC: os.strerror(errno.ENOSPC), errno.EDQUOT: os.strerror(errno.EDQUOT)}
+_NAMED = re.compile(rf"(?:{'|'.join(map(re.escape, _NO_ROOM.values()))}): '([^'\n]+)'")
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +64,8 @@ def end_run(writer: RunWriter, display: Display, ending: Ending) -> None:
                 raise
             display.show(Notice(f"how the run ended was not written: {error}"))
         if is_disk_full(ending.error):
-            display.show(Notice(f"there is no room left where {writer.folder} is; {_ONCE_THERE_IS_ROOM}"))
+            where = full_place(ending.error, writer.folder)
+            display.show(Notice(f"there is no room left {where}; {_ONCE_THERE_IS_ROOM}"))
         display.show(_last_event(writer, display, stop, ending))
     except DisplayError:
         if ending.error is None:
@@ -87,6 +93,16 @@ def is_disk_full(error: BaseException | None) -> bool:
         getattr(link, "errno", None) in _NO_ROOM or any(text in str(link) for text in _NO_ROOM.values())
         for link in (chain(error) if error is not None else ())
     )
+
+
+def full_place(error: BaseException | None, run_folder: Path) -> str:
+    """Which file system had no room, as far as ``error`` and the disk of the run's folder tell."""
+    for link in chain(error) if error is not None else ():
+        if (named := _NAMED.search(str(link))) is not None:
+            return f"where {named[1]} is"
+    if shutil.disk_usage(run_folder).free < _FULL_BYTES:
+        return f"where {run_folder} is"
+    return "on a disk that the run writes to (`df -h` shows which)"
 
 
 def was_stopped(error: BaseException | None) -> bool:
