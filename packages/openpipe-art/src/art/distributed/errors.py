@@ -49,7 +49,7 @@ class ActorDied(PartFailed):
         super().__init__(role, cause)
 
     def __str__(self) -> str:
-        return f"{self.role} died: {self.cause}{_MEMORY if self.cause == _KILLED else ''}"
+        return f"{self.role} died: {self.cause}{_MEMORY if self.cause.endswith(_KILLED) else ''}"
 
 
 class GroupsLost(PartFailed):

@@ -49,6 +49,14 @@ class FailureWatch:
         """
         self._deaths[handle.name] = asyncio.create_task(self._await_death(handle, remedy))
 
+    def add_end(self, name: str, end: Callable[[], Awaitable[str]]) -> None:
+        """Begins to watch a part whose ``end`` says in words how it ended: that is the failure."""
+
+        async def wait() -> None:
+            self._fail(await end())
+
+        self._deaths[name] = asyncio.create_task(wait())
+
     async def _await_death(self, handle: ActorHandle, remedy: str) -> None:
         died = await handle.wait_died()
         self._fail(f"{died}. {remedy}" if remedy else str(died))

@@ -43,6 +43,7 @@ from art.distributed.service import (
 from art_dataplane import ProcessIdentity, arrays
 
 _CAUSE_WAIT_S = 2.0
+_HOST_END_S = 0.25
 _GRACE_S = 2.0
 
 
@@ -145,12 +146,19 @@ class ActorHandle:
         self._spawn(self._process_ended(process, self._pidfd))
 
     async def _process_ended(self, process: ProcessId, pidfd: int | None) -> None:
-        """Finds the cause: the end of its host's worker, the kernel's word, or Monarch's, its parent."""
-        end = self._loop.time() + _CAUSE_WAIT_S
-        while self._loop.time() < end:
+        """Finds the cause: the end of its host's worker, the kernel's word, or Monarch's, its parent.
+
+        A worker that is killed takes its actors along, and they may be gone before it is: what was killed is
+        told of only when its worker has had time to be seen ending.
+        """
+        began = self._loop.time()
+        while self._loop.time() < began + _CAUSE_WAIT_S:
             host_end = self._host_end()
             if host_end is not None:
                 return self._die(f"the worker process of its host {host_end}")
+            if self._loop.time() < began + _HOST_END_S:
+                await asyncio.sleep(0.02)
+                continue
             status = zombie_status(process)
             if status is None and pidfd is not None:
                 status = exit_status(pidfd)

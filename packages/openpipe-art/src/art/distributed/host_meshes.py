@@ -11,18 +11,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from art.distributed import monarch_setup
 from art.distributed.actor_process import ACTOR_TMPDIR_VARIABLE
 from art.distributed.errors import CloseError, RuntimeFailure, StartupError
-from art.distributed.processes import exit_clause, spawner
+from art.distributed.processes import ended, exit_clause, identify, is_ending, spawner
 from art.distributed.run import Announce, Run, announce_on_stderr
 from art.distributed.worker_process import FAILED
 
 LOOPBACK = "127.0.0.1"
 _SHUTDOWN_S = 3.0
+_REAP_S = 0.5
 
 
 class HostConnection:
@@ -42,10 +44,26 @@ class HostConnection:
         self.process = process
 
     def ended(self) -> str | None:
-        """How the worker's process ended, ``None`` while it runs or when another process owns it."""
-        if self.process is None or self.process.poll() is None:
+        """Which worker process ended, and how; ``None`` while it runs or when another process owns it."""
+        if self.process is None or not is_ending(self.process.pid):
             return None
-        return _how_ended(self.process)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_REAP_S)
+        if self.process.returncode is None:
+            return f"(pid {self.process.pid}) is ending"
+        return f"(pid {self.process.pid}) {_how_ended(self.process)}"
+
+    async def wait_ended(self) -> str:
+        """Waits, without end, until the worker's process has ended, and tells which one and how.
+
+        One that another process owns is watched by that process: then this waits until it is cancelled.
+        """
+        process = identify(self.process.pid) if self.process is not None else None
+        if self.process is None:
+            await asyncio.Event().wait()
+        elif process is not None:
+            await ended(process)
+        return f"the worker process of host {self.index} {self.ended()}"
 
     async def close(self, deadline_s: float) -> None:
         """Shuts the host mesh down and, where owned, ends the worker's process.
@@ -54,9 +72,9 @@ class HostConnection:
             TimeoutError: Monarch did not answer in time; an owned worker is killed all the same.
             RuntimeFailure: an owned worker had ended before.
         """
-        ended = self.ended()
-        if ended is not None:
-            raise RuntimeFailure(f"the worker at {self.address} {ended} before it was closed")
+        how = self.ended()
+        if how is not None:
+            raise RuntimeFailure(f"the worker at {self.address} {how} before it was closed")
         shutdown = self.mesh.shutdown().as_asyncio()
         try:
             await asyncio.wait_for(shutdown, deadline_s)

@@ -5,6 +5,7 @@ only.
 Invariant: nothing here signals a process whose start time differs from the one asked for.
 """
 
+import asyncio
 import ctypes
 import fcntl
 import os
@@ -25,6 +26,7 @@ import msgspec
 RUN_ID_VARIABLE = "ART_RUN_ID"
 PARENT_VARIABLE = "ART_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
+_PF_EXITING = 4
 _PIDFD_GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 _PIDFD_INFO_EXIT = 1 << 3
 
@@ -43,6 +45,7 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 class _Stat(msgspec.Struct, frozen=True):
     state: str
+    flags: int
     start_ticks: int
     exit_status: int
 
@@ -53,13 +56,35 @@ def _stat(pid: int) -> _Stat | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()
-    return _Stat(state=fields[0], start_ticks=int(fields[19]), exit_status=int(fields[49]))
+    return _Stat(
+        state=fields[0], flags=int(fields[6]), start_ticks=int(fields[19]), exit_status=int(fields[49])
+    )
 
 
 def identify(pid: int) -> ProcessId | None:
     """The process that has this id now, if any."""
     stat = _stat(pid)
     return None if stat is None else ProcessId(pid, stat.start_ticks)
+
+
+def is_ending(pid: int) -> bool:
+    """Whether the process has begun to end, or has ended and not been waited for."""
+    stat = _stat(pid)
+    return stat is None or stat.state in "ZX" or bool(stat.flags & _PF_EXITING)
+
+
+async def ended(process: ProcessId) -> None:
+    """Waits, without end, until the process has ended."""
+    fd = open_process(process)
+    if fd is None:
+        return
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
 
 
 def this_process() -> ProcessId:

@@ -51,6 +51,8 @@ class ArtRuntime:
         self._actors: dict[str, ActorHandle] = {}
         self._serial = itertools.count()
         self.failures = FailureWatch()
+        for host in hosts.hosts:
+            self.failures.add_end(f"host {host.index}", host.wait_ended)
         self._closed = False
 
     @classmethod
