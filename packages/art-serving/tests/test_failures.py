@@ -89,15 +89,39 @@ async def test_a_stopped_engine_is_a_stalled_service_and_recovers(service, opena
     assert (await service.activate(snapshots.make(20), 30)).version == 20
 
 
-async def test_a_stopped_api_server_is_a_stalled_service(service):
+async def test_a_stopped_api_server_is_a_stalled_service_after_the_stall_timeout(service):
+    """The timeout is 2 s here; a look takes 0.3 s."""
+    pid = (await service.state()).members[0].pid
+    os.kill(pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        state = await service.state(0.3)
+        assert (state.health, time.monotonic() - stopped < 1.5) == (Health.READY, True)
+        assert "did not answer /art/state within 0.3 s; it is asked again" in state.detail
+        state = await until(
+            lambda: service.state(0.3), lambda state: state.health is not Health.READY, deadline_s=10
+        )
+        assert 1.8 < time.monotonic() - stopped < 6
+        assert state.health is Health.STALLED
+        assert state.detail.startswith("member 0 of service 'policy'")
+        assert "(the limit, stall_timeout_s, is 2 s)" in state.detail
+        assert f"its process {pid} was stopped; `kill -CONT {pid}` lets it go on" in state.detail
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await until(service.state, lambda state: state.health is Health.READY and not state.detail, 10)
+
+
+async def test_a_server_that_is_stopped_for_longer_than_a_look_and_goes_on_has_not_failed(service):
     pid = (await service.state()).members[0].pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        state = await until(lambda: service.state(0.5), lambda state: "has not run" in state.detail, 10)
-        assert state.health is Health.STALLED
+        looks = [await service.state(0.3) for _ in range(3)]
     finally:
         os.kill(pid, signal.SIGCONT)
-    await until(service.state, lambda state: state.health is Health.READY, 10)
+    assert {look.health for look in looks} == {Health.READY}
+    assert all("asked again" in look.detail for look in looks)
+    state = await until(service.state, lambda state: not state.detail, 10)
+    assert state.health is Health.READY
 
 
 class Lease:

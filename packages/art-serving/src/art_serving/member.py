@@ -19,6 +19,7 @@ from art_serving.errors import MemberError
 from art_serving.launch import member_command, member_environment
 from art_serving.metrics import StatsReader, stall
 from art_serving.preflight import check_host
+from art_serving.silence import Unanswered, is_halted
 from art_serving.supervision import describe_exit, read_end, supervised
 
 _POLL_S = 0.05
@@ -59,6 +60,7 @@ class MemberProcess:
         self._client: MemberClient | None = None
         self._ready_at = 0
         self._stopped = False
+        self._unanswered = Unanswered(launch.options.stall_timeout_s)
 
     @classmethod
     async def start(
@@ -159,7 +161,11 @@ class MemberProcess:
         return self._stats.read() if self._stats is not None else None
 
     async def state(self, deadline_s: float) -> MemberState:
-        """What the member is now, also when it does not answer any more."""
+        """What the member is now, also when it does not answer any more.
+
+        One that lives and does not answer a look is ready, with what is known of it as detail, until it has
+        not answered for the stall timeout.
+        """
         health, detail, answer = Health.STARTING, "", None
         stats = self.stats()
         if self._stopped:
@@ -169,17 +175,21 @@ class MemberProcess:
         elif self._client is not None and stats is not None:
             reason = stall(stats, self.launch.options.stall_timeout_s)
             if reason is not None:
-                health, detail = Health.STALLED, reason
+                health, detail = Health.STALLED, self._explained(f"{self.launch.title}: {reason}")
             else:
+                asked = time.monotonic()
                 try:
                     answer = await self._client.state(deadline_s)
+                    self._unanswered.end()
                     health, detail = answer.health, answer.detail
                     if health is Health.FAILED:
                         why = root_cause(self._log_text())
                         detail = f"{detail}{f': {why}' if why else ''}; its log is {self.log_file}"
                 except MemberError as error:
                     dead = self._process is not None and self._process.returncode is not None
-                    health, detail = (Health.FAILED, self.failure()) if dead else (Health.STALLED, str(error))
+                    health, detail = (
+                        (Health.FAILED, self.failure()) if dead else self._silent(asked, str(error))
+                    )
         return MemberState(
             member=self.launch.member,
             incarnation=self.launch.incarnation,
@@ -192,6 +202,24 @@ class MemberProcess:
             digest=answer.digest if answer else None,
             stats=stats,
         )
+
+    def _silent(self, asked: float, reason: str) -> tuple[Health, str]:
+        """What a member is that lives and did not answer when it was asked."""
+        silent_s = self._unanswered.asked_at(asked)
+        if silent_s is None:
+            return Health.READY, f"{reason}; it is asked again"
+        return Health.STALLED, self._explained(
+            f"{reason}, and nothing since {self._unanswered.since_clock()}, for {silent_s:.0f} s"
+        )
+
+    def _explained(self, reason: str) -> str:
+        """With the stopped process, if that is why, and where to look."""
+        assert self._ready is not None
+        halted = [pid for pid in (self._ready.pid, *self._ready.engine_pids) if is_halted(pid)]
+        limit = f"{reason} (the limit, stall_timeout_s, is {self.launch.options.stall_timeout_s:g} s)"
+        if halted:
+            return f"{limit}: its process {halted[0]} was stopped; `kill -CONT {halted[0]}` lets it go on"
+        return f"{limit}; its log is {self.log_file}"
 
     async def stop(self, deadline_s: float) -> None:
         """Ends every process of the member: SIGTERM, then SIGKILL. Also when the caller is being cancelled.
