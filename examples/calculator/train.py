@@ -222,7 +222,14 @@ async def main(launch: ArtLaunchContext) -> None:
     """The whole run: a plain loop that gathers conversations and trains on them."""
     settings = settings_from(launch.arguments)
     folder = Path(settings.run_dir) if settings.run_dir else None
-    async with RunReport("calculator", folder, settings, resume=settings.resume, summary=summary) as report:
+    async with RunReport(
+        "calculator",
+        folder,
+        settings,
+        resume=settings.resume,
+        resume_command=launch.resume_command("--run-dir"),
+        summary=summary,
+    ) as report:
         with report.phase("model", fetches=True):
             base_model = await ensure_smollm2(progress=report.progress)
         with report.phase("vLLM for CPUs", fetches=True):

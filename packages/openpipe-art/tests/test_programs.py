@@ -5,13 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import art
 from art.checks.packages import install_command
 from art.distributed.errors import RemoteError
+from art.distributed.launch import ArtLaunchContext
 from art.distributed.monarch_cli import error_texts
-from art.distributed.programs import Program, parse_program
+from art.distributed.programs import Program, absolute_reference, parse_program
 
 GOOD = "async def main(launch):\n    pass\n"
 
@@ -34,6 +36,63 @@ def test_a_script_gives_its_folder_and_its_name(tmp_path: Path) -> None:
 
 def test_a_module_is_left_to_the_import_path() -> None:
     assert parse_program("my_package.train:main") == Program("my_package.train", "main")
+
+
+@pytest.mark.parametrize("given", ["train.py", "./train.py", "../folder/train.py"])
+def test_a_reference_is_made_to_mean_the_same_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert absolute_reference(f"{given}:main") == f"{folder}/train.py:main"
+    assert absolute_reference("my_package.train:main") == "my_package.train:main"
+
+
+def test_a_link_to_a_script_keeps_its_name(tmp_path: Path) -> None:
+    (tmp_path / "link.py").symlink_to("train.py")
+    assert absolute_reference(f"{tmp_path}/link.py:main") == f"{tmp_path}/link.py:main"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        ((), ""),
+        (("--steps", "4", "--folder", "runs/a"), "--steps 4 "),
+        (("--folder=runs/a", "--name", "two words", "--resume"), "--name 'two words' "),
+        (("--folder", "--resume", "--resume", "--steps", "4"), "--steps 4 "),
+    ],
+)
+def test_a_run_goes_on_with_the_arguments_of_its_program(arguments: tuple[str, ...], kept: str) -> None:
+    launch = ArtLaunchContext(None, arguments=arguments, command="art-monarch local --program /a/t.py:main")
+    expected = f"art-monarch local --program /a/t.py:main -- {kept}--resume --folder"
+    assert launch.resume_command("--folder") == expected
+    assert msgspec.structs.replace(launch, command="").resume_command("--folder") is None
+
+
+def test_the_program_is_told_how_it_was_started(tmp_path: Path) -> None:
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "a folder" / "train.py").write_text(
+        "async def main(launch):\n    print(launch.resume_command('--run-dir'))\n    assert launch.arguments"
+    )
+    done = art_monarch(
+        "local", "--program", "a folder/train.py:main", "--startup-timeout", "120", "--", "--seed", "1",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        f"art-monarch local --program '{tmp_path}/a folder/train.py:main' --startup-timeout 120 "
+        "-- --seed 1 --resume --run-dir\n"
+    )
+
+
+def test_a_run_with_nothing_left_to_do_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from art.reporting import RunFinishedError\n"
+        "async def main(launch):\n    raise RunFinishedError('it is finished')\n"
+    )
+    done = art_monarch("local", "--program", "train.py:main", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "it is finished\n", "")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # as in the package: an interrupt before main() shows Pyt
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
+    from pathlib import Path
     from typing import NoReturn
 
     from art.checks.arguments import Parser
@@ -158,6 +159,7 @@ def _parser(given: "Sequence[str]") -> "argparse.ArgumentParser":
     import art
     from art.checks.arguments import Parser, folder_argument
     from art.demo import command
+    from art.demo.help_text import HelpText
 
     Parser.given = tuple(given)
     parser = Parser(
@@ -172,7 +174,7 @@ def _parser(given: "Sequence[str]") -> "argparse.ArgumentParser":
     )
     demo = commands.add_parser(
         "demo", help=command.SUMMARY, description=command.DESCRIPTION, epilog=command.EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpText,
     )  # fmt: skip
     command.add_arguments(demo)
     demo.set_defaults(run=command.run, parser=demo)
@@ -182,7 +184,9 @@ def _parser(given: "Sequence[str]") -> "argparse.ArgumentParser":
         description="Reads the folder of a run, finished or not, and writes its report.html again: one page "
         "that stands alone, with plots and sample trajectories. Says where it is, and how the run stands.",
     )
-    report.add_argument("folder", type=folder_argument, metavar="RUN", help="the run's folder")
+    report.add_argument(
+        "folder", type=folder_argument, metavar="RUN", help="the run's folder, or a file in it"
+    )
     report.set_defaults(run=_report, parser=report)
     _add_doctor(commands, named="doctor" in given[:1])
     return parser
@@ -204,10 +208,14 @@ def _add_doctor(commands: "argparse._SubParsersAction[Parser]", *, named: bool) 
 def _report(options: "argparse.Namespace") -> int:
     """`art report`."""
     from art.reporting import read_state, state_lines
+    from art.reporting.no_run import is_run
     from art.reporting.page import write_report
 
-    print(write_report(options.folder))
-    for line in state_lines(read_state(options.folder)):
+    folder: Path = options.folder
+    if folder.is_file() and is_run(folder.parent):
+        folder = folder.parent  # RUN/report.html, which is named where a run ends
+    print(write_report(folder))
+    for line in state_lines(read_state(folder)):
         print(line)
     return 0
 

@@ -78,7 +78,8 @@ class Trajectory(CheckedModel):
     Args:
         messages_and_choices: the conversation, any sequence, kept as a list; what the trained model said
             stands as the openai ``Choice`` it came in, since the choice carries the token ids, log-probs and
-            policy versions.
+            policy versions. Training is on these tokens: another ``choice.message.content`` changes what
+            :meth:`messages` says, and nothing of what is trained on.
         reward: what the rollout is worth, a finite number.
         metrics: numbers to report, averaged over a step.
         metadata: small values to keep beside it.

@@ -188,13 +188,33 @@ def test_a_resumed_run_can_take_more_steps_than_it_was_started_for(tmp_path: Pat
     assert settings == Settings(steps=9, seed=3, run_dir=run, resume=True)
 
 
-@pytest.mark.parametrize(("finished", "steps"), [(False, 1), (False, 4), (False, 6), (True, 4), (True, 7)])
-def test_a_resumed_run_cannot_take_fewer_steps(tmp_path: Path, finished: bool, steps: int) -> None:
+@pytest.mark.parametrize(("finished", "steps"), [(False, 1), (False, 4), (True, 4)])
+def test_a_resumed_run_cannot_take_fewer_steps_than_it_took(
+    tmp_path: Path, finished: bool, steps: int
+) -> None:
     run = taken(stopped_run(tmp_path / "run", steps=7), 4)
     if finished:
         finish(run)
-    with pytest.raises(ConfigError, match="has taken 4 steps and was started for 7, so give more than 7"):
+    told = r"the 4 steps that the run has taken already \(it was started for 7\); give more than 4"
+    with pytest.raises(ConfigError, match=told):
         command._settings(options("--resume", str(run), "--steps", str(steps)))
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("steps", [5, 6, 8])
+def test_any_number_above_the_steps_that_were_taken_will_do(
+    tmp_path: Path, finished: bool, steps: int
+) -> None:
+    run = taken(stopped_run(tmp_path / "run", steps=7), 4)
+    if finished:
+        finish(run)
+    assert command._settings(options("--resume", str(run), "--steps", str(steps))).steps == steps
+
+
+def test_a_finished_run_with_the_steps_that_it_had_is_still_finished(tmp_path: Path) -> None:
+    run = finish(taken(stopped_run(tmp_path / "run", steps=7), 4))
+    with pytest.raises(RunFinishedError, match=r"finished after 4 steps; .* more than 7 steps"):
+        command._settings(options("--resume", str(run), "--steps", "7"))
 
 
 @pytest.mark.parametrize("kind", ["nothing", "file", "folder", "link to nothing"])
@@ -242,8 +262,22 @@ def test_a_finished_run_says_so(tmp_path: Path) -> None:
 
 def test_another_program_s_run_is_refused(tmp_path: Path) -> None:
     run = stopped_run(tmp_path / "run", name="other")
-    with pytest.raises(ConfigError, match="is of 'other', not of art demo"):
+    with pytest.raises(ConfigError, match="is of 'other', not of 'yes-no-maybe'"):
         command._settings(options("--resume", str(run)))
+
+
+def test_a_run_of_a_copy_of_the_program_is_refused_with_the_command_that_goes_on_with_it(
+    tmp_path: Path,
+) -> None:
+    run = stopped_run(tmp_path / "run")
+    by = "art-monarch local --program /home/me/copied.py:main -- --steps 4 --resume --run-dir"
+    for finished in (False, True):
+        description = msgspec.structs.replace(read_run(run), resume_command=by, finished=finished)
+        (run / "run.json").write_bytes(msgspec.json.encode(description))
+        with pytest.raises(ConfigError) as caught:
+            command._settings(options("--resume", str(run)))
+        (told,) = str(caught.value).splitlines()
+        assert told == f"the run in {run} was made by another program; go on with it by: {by} {run}"
 
 
 def test_wrong_arguments_are_told_as_json_too() -> None:
@@ -439,6 +473,20 @@ def test_odd_places_are_refused_in_a_line_and_nothing_is_made(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("columns", [40, 60, 100])
+def test_the_help_of_the_demo_fits_the_terminal(columns: int, tmp_path: Path) -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "art.cli", "demo", "--help"],
+        capture_output=True, text=True, timeout=60,
+        env=with_empty_cache(tmp_path) | {"COLUMNS": str(columns)},
+    ).stdout  # fmt: skip
+    assert max(map(len, said.splitlines())) <= columns
+    words = said.split("how long, how much")[1].split()
+    assert words == command.EPILOG.split("how long, how much")[1].split()
+    for number in (0, 1, 2, 129, 130, 141, 143):
+        assert str(number) in said.split("exit status")[1].split()
+
+
 @pytest.mark.parametrize("columns", ["1", "20", "nonsense"])
 def test_narrow_terminals_get_their_text(columns: str, tmp_path: Path) -> None:
     environment = with_empty_cache(tmp_path) | {"COLUMNS": columns}
@@ -467,6 +515,16 @@ def test_the_page_says_how_the_run_stands(tmp_path: Path, capsys: pytest.Capture
     run = finish(taken(stopped_run(tmp_path / "run"), 2))
     assert cli.run(["report", str(run)]) == 0
     assert capsys.readouterr().out.splitlines() == [str(run / "report.html"), "finished after 2 steps"]
+
+
+def test_a_file_of_a_run_names_the_run_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finish(taken(stopped_run(tmp_path / "run"), 2))
+    assert cli.run(["report", str(run)]) == 0
+    capsys.readouterr()
+    assert cli.run(["report", str(run / "report.html")]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(run / "report.html"), "finished after 2 steps"]
+    with pytest.raises(ConfigError, match=f"it is a file; give the folder that it is in, {run}"):
+        command._settings(options("--resume", str(run / "report.html")))
 
 
 def test_missing_extras_are_named_with_the_command_that_mends_it(

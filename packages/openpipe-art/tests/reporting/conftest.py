@@ -61,6 +61,12 @@ def write_generation(run: Path, version: int) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def commands_are_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Printed commands do not depend on how the tests were started."""
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
+
+
 @pytest.fixture
 def executor() -> Executor:
     return Executor()

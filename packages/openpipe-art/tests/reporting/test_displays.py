@@ -9,7 +9,7 @@ from rich.console import Console
 
 import art
 from art.reporting import JsonDisplay, PlainDisplay, choose_display
-from art.reporting.answers import answer_of
+from art.reporting.answers import answer_of, one_answer
 from art.reporting.columns import COLUMNS, header, row, shown
 from art.reporting.events import (
     Answer,
@@ -286,6 +286,30 @@ def test_an_answer_is_known_from_metadata_or_from_its_tokens() -> None:
         reward=1.0,
     )
     assert answer_of(made) == Answer("2+2?", "4", 1.0)
+
+
+def test_what_metadata_lack_is_known_from_the_exchange() -> None:
+    exchange = ExchangeLine(
+        prompt="<|im_start|>user\nWhich?<|im_end|>\n<|im_start|>assistant\n",
+        tokens=("so", " long"),
+        logprobs=(-1.0, -0.1),
+        versions=(0, 0),
+    )
+    told = {"answer": "short"}, {"prompt": "What?"}, {"prompt": "What?", "answer": "short"}
+    expected = ("Which?", "short"), ("What?", "so long"), ("What?", "short")
+    said = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "so long"}]
+    for metadata, (prompt, answer) in zip(told, expected, strict=True):
+        line = TrajectoryLine(step=1, group=0, reward=0.5, exchanges=(exchange,), metadata=metadata)
+        assert answer_of(line) == Answer(prompt, answer, 0.5)
+        made = art.Trajectory(messages_and_choices=said, reward=0.5, metadata=metadata)
+        assert answer_of(made) == Answer(prompt, answer, 0.5)
+    bare = TrajectoryLine(step=1, group=0, reward=0.0, metadata={"answer": "bare"})
+    with_tokens = TrajectoryLine(
+        step=1, group=0, reward=1.0, exchanges=(exchange,), metadata={"answer": "short"}
+    )
+    for number in range(3):
+        assert one_answer([bare, with_tokens, bare], number) == Answer("Which?", "short", 1.0)
+    assert one_answer([bare], 4) == Answer("", "bare", 0.0)
 
 
 def test_a_start_says_how_long_it_takes_and_what_is_ready(terminal: Terminal) -> None:

@@ -103,7 +103,7 @@ async def test_a_run_without_a_step_says_to_start_again(make_report, make_group)
     assert state_lines(read_state(report.folder)) == [
         "failed in model, after 0 finished steps",
         "  ConfigError: there is no model",
-        "No step is on disk to go on from: start it again.",
+        f"No step is on disk to go on from; mend what failed, then begin again: my resume {report.folder}",
     ]
 
 
@@ -238,7 +238,9 @@ async def test_one_that_goes_on_for_more_steps_and_is_stopped_is_stopped(make_re
     more = Settings(steps=6)
     await ended(make_report(resume=True, settings=more), make_group, 1, KeyboardInterrupt())
     assert (read_state(folder).state, len(read_steps(folder))) == ("interrupted", 4)
-    with pytest.raises(ConfigError, match="started with 6 steps and cannot go on with 3"):
+    with pytest.raises(
+        ConfigError, match="3 steps in all are no more than the 4 steps that the run has taken"
+    ):
         async with make_report(resume=True):
             pass
     async with make_report(resume=True, settings=more) as report:
@@ -265,6 +267,82 @@ async def test_enough_is_judged_anew_when_a_finished_run_goes_on(make_report, ma
     assert await steps_until_enough(make_report(settings=Settings(steps=20)), 20) == [1, 2, 3, 4, 5]
     more = make_report(resume=True, settings=Settings(steps=30))
     assert await steps_until_enough(more, 30) == [6, 7, 8, 9, 10]
+
+
+async def train_flat(report: RunReport, make_group: Callable, limit: int, enough: float = 2.0) -> list[int]:
+    """A whole run, of steps that need no policy; which it took."""
+    taken = []
+    async with report:
+        for step in report.steps(limit, enough=enough):
+            await report.sampled([make_group(1.0, 1.0)])
+            report.trained(art.TrainResult(0))
+            taken.append(step)
+    return taken
+
+
+def without_settings(make_report: Callable, **arguments: object) -> RunReport:
+    return make_report(settings=None, **arguments)
+
+
+async def test_without_settings_the_loop_says_how_far_a_finished_run_goes(
+    make_report, make_group, stream
+) -> None:
+    assert await train_flat(without_settings(make_report), make_group, 2) == [1, 2]
+    assert await train_flat(without_settings(make_report, resume=True), make_group, 5) == [3, 4, 5]
+    assert "no step is left" not in stream.getvalue()
+    for limit in (5, 4):
+        stream.truncate(0)
+        again = without_settings(make_report, resume=True)
+        assert await train_flat(again, make_group, limit) == []
+        assert f"the run has taken 5, and {limit} is the most; to go on, let it take more than 5 steps\n" in (
+            stream.getvalue()
+        )
+        state = read_state(again.folder)
+        assert (state.state, state.steps) == ("finished", 5)
+    assert await train_flat(without_settings(make_report, resume=True), make_group, 6) == [6]
+
+
+async def test_what_was_enough_is_enough_until_the_loop_may_take_more_steps(
+    make_report, make_group, stream
+) -> None:
+    assert len(await train_flat(without_settings(make_report), make_group, 20, enough=0.9)) == 5
+    assert await train_flat(without_settings(make_report, resume=True), make_group, 20, enough=0.9) == []
+    assert "the last 5 steps is above 0.9, which is enough" in stream.getvalue()
+    assert "let the run take more than 20 steps" in stream.getvalue()
+    more = without_settings(make_report, resume=True)
+    assert await train_flat(more, make_group, 30, enough=0.9) == [6, 7, 8, 9, 10]
+
+
+async def test_a_run_that_was_stopped_behind_its_last_step_comes_to_its_end(make_report, make_group) -> None:
+    report = without_settings(make_report)
+
+    async def stopped() -> None:
+        async with report:
+            for _ in report.steps(1):
+                await report.sampled([make_group(1.0, 1.0)])
+                report.trained(art.TrainResult(0))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await stopped()
+    assert await train_flat(without_settings(make_report, resume=True), make_group, 1) == []
+    assert read_state(report.folder).state == "finished"
+
+
+@pytest.mark.parametrize("finished", [False, True])
+async def test_a_run_can_be_given_fewer_steps_than_before_and_more_than_it_took(
+    make_report, make_group, finished: bool
+) -> None:
+    await ended(make_report(settings=Settings(steps=25)), make_group, 3, None if finished else KeyError())
+    for steps in (2, 3):
+        with pytest.raises(ConfigError, match="3 steps"):
+            async with make_report(resume=True, settings=Settings(steps=steps)):
+                pass
+    report = make_report(resume=True, settings=Settings(steps=5))
+    async with report:
+        await take_steps(report, make_group, 2, limit=5)
+        assert list(report.steps(5)) == []
+    assert read_run(report.folder).settings["steps"] == 5
 
 
 class Failing(io.StringIO):

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def resumed(folder: Path, **settings: object) -> RunWriter:
-    return asyncio.run(RunWriter.resumed(folder, settings or {"steps": 4}))
+    return asyncio.run(RunWriter.resumed(folder, settings or {"steps": 4}, name="n"))
 
 
 async def turns_while(opening: Awaitable[RunWriter]) -> int:
@@ -173,7 +173,9 @@ def test_a_resumption_waits_for_what_still_writes_generations(folder: Path) -> N
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     begun, waits = time.monotonic(), []
-    turns = asyncio.run(turns_while(RunWriter.resumed(folder, {"steps": 4}, lambda: waits.append("told"))))
+    turns = asyncio.run(
+        turns_while(RunWriter.resumed(folder, {"steps": 4}, lambda: waits.append("told"), name="n"))
+    )
     assert time.monotonic() - begun > 0.5
     assert turns > 20, "everything else on the loop goes on meanwhile"
     assert waits == ["told"]

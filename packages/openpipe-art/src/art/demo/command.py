@@ -66,7 +66,7 @@ what a run leaves
 stopping and going on
   Ctrl-C ends a run within seconds. --resume RUN goes on from the last step
   whose policy is on disk, also after a crash or a kill at whatever moment;
-  with --steps also after a run that came to its end.
+  with another --steps also after a run that came to its end.
 
 --json
   Standard output holds one JSON object per line and nothing else. "event"
@@ -79,15 +79,15 @@ stopping and going on
 
 exit status
   0 when the run came to its end, 1 after an error, 2 for wrong arguments,
-  130 after Ctrl-C, 141 when the output is no longer read (1 when it cannot be
-  written).
+  130 after Ctrl-C (SIGINT), 143 after SIGTERM, 129 after SIGHUP, 141 when the
+  output is no longer read (1 when it cannot be written).
 
 examples
-  art demo
-  art demo --steps 8 --seed 1 --run-dir runs/first
-  art demo --resume runs/first
-  art demo --model ~/models/my-llama
-  art demo --json | jq 'select(.event == "step").metrics.reward'
+    art demo
+    art demo --steps 8 --seed 1 --run-dir runs/first
+    art demo --resume runs/first
+    art demo --model ~/models/my-llama
+    art demo --json | jq 'select(.event == "step").metrics.reward'
 """
 
 _FAILURE = 1
@@ -140,8 +140,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         type=folder_argument,
         metavar="RUN",
-        help="go on with the run in this folder, with the settings it was started with; a greater --steps "
-        "lets it take more steps than it was started for",
+        help="go on with the run in this folder, with the settings it was started with; --steps, above the "
+        "steps that it took, says anew how many it may take in all",
     )
     parser.add_argument("--json", action="store_true", help="write events as lines of JSON, see below")
 
@@ -244,9 +244,10 @@ def _check(settings: "Settings") -> None:
 
 def _with_settings(settings: "Settings", display: "Display | None") -> "Main":
     async def program(launch: "ArtLaunchContext") -> None:
+        from art.demo.resume import RESUME_COMMAND
         from art.demo.yes_no_maybe import train
 
-        await train.main(launch, settings, display)
+        await train.main(launch, settings, display, RESUME_COMMAND)
 
     return program
 

@@ -9,12 +9,14 @@ import msgspec
 from art.demo.yes_no_maybe.train import NAME, Settings
 from art.errors import ConfigError
 from art.reporting import RunFinishedError, read_resumable, run_folder
+from art.reporting.resume import check_limit, read_description
+from art.reporting.run_program import check_program
 
-_SHOWN_RUNS = 5
+RESUME_COMMAND = "art demo --resume"
 
 
 def resumed_settings(folder: Path, run_dir: Path | None, given: dict[str, Any]) -> Settings:
-    """Those that the run in ``folder`` was started with; only the steps may have grown.
+    """Those that the run in ``folder`` was started with; only the steps may be others.
 
     Args:
         folder: the run's.
@@ -22,21 +24,17 @@ def resumed_settings(folder: Path, run_dir: Path | None, given: dict[str, Any]) 
         given: settings that were given besides, by name.
 
     Raises:
-        RunFinishedError: it came to its end, and it is given no more steps than it had.
+        RunFinishedError: it came to its end, and it is given no other steps than it had.
         ConfigError: it is no run of `art demo`, cannot be resumed, or has other settings than the given ones.
     """
-    if not os.path.isfile(folder / run_folder.RUN):
-        raise ConfigError(_no_run(folder))
+    description = read_description(folder)
+    check_program(folder, description, NAME, RESUME_COMMAND)
     steps = given.get("steps")
     finished = None
     try:
-        description = read_resumable(folder, steps)
+        read_resumable(folder, steps)
     except RunFinishedError as error:
-        finished, description = error, run_folder.read_run(folder)
-    if description.name != NAME:
-        raise ConfigError(
-            f"the run in {folder} is of {description.name!r}, not of art demo; resume it with its own program"
-        )
+        finished = error
     try:
         kept = msgspec.convert(description.settings, Settings, dec_hook=lambda kind, value: kind(value))
     except (msgspec.ValidationError, TypeError) as error:
@@ -56,8 +54,8 @@ def resumed_settings(folder: Path, run_dir: Path | None, given: dict[str, Any]) 
             f"a run goes on with the settings it was started with, so leave out {', '.join(wrong)}; or start "
             "a new run without --resume"
         )
-    if steps is not None and (steps != kept.steps or finished is not None):
-        _check_more(folder, steps, kept.steps)
+    if steps is not None:
+        check_limit(steps, kept.steps, len(run_folder.read_steps(folder)))
         kept = msgspec.structs.replace(kept, steps=steps)
     if finished is not None:
         raise finished
@@ -66,43 +64,3 @@ def resumed_settings(folder: Path, run_dir: Path | None, given: dict[str, Any]) 
 
 def _said(name: str, value: object) -> str:
     return "art demo's own model" if name == "model" and value is None else str(value)
-
-
-def _check_more(folder: Path, steps: int, had: int) -> None:
-    """The steps of a resumed run can only grow.
-
-    Raises:
-        ConfigError: they would not.
-    """
-    done = len(run_folder.read_steps(folder))
-    if steps <= max(done, had):
-        taken = f"has taken {done} steps" if done else "has taken no step yet"
-        raise ConfigError(
-            f"--steps {steps} counts from the run's beginning; the run in {folder} {taken} and was started "
-            f"for {had}, so give more than {max(done, had)}, or leave --steps out"
-        )
-
-
-def _no_run(folder: Path) -> str:
-    """Why a folder is none of a run, what one is, and which there are."""
-    why = "it does not exist"
-    if os.path.exists(folder):
-        why = f"it has no {run_folder.RUN}" if os.path.isdir(folder) else "it is a file"
-    places = {Path("runs"), folder, folder.parent}
-    found = sorted(
-        {path.parent for place in places for path in _globbed(place, f"*/{run_folder.RUN}")},
-        key=lambda path: (path / run_folder.RUN).stat().st_mtime,
-        reverse=True,
-    )
-    text = f"{folder} is no run's folder: {why}. A run's folder is what art demo named last when it ended"
-    if not found:
-        return f"{text}; without --run-dir it lies below runs/ where art demo was started"
-    more = f" and {len(found) - _SHOWN_RUNS} older" if len(found) > _SHOWN_RUNS else ""
-    return f"{text}; here are {', '.join(str(path) for path in found[:_SHOWN_RUNS])}{more}"
-
-
-def _globbed(folder: Path, pattern: str) -> list[Path]:
-    try:
-        return [path for path in folder.glob(pattern) if os.path.isfile(path)]
-    except OSError:  # a folder that may not be read has nothing to show
-        return []

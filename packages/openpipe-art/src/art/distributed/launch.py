@@ -1,5 +1,7 @@
 """What a program run by ``art-monarch`` is given."""
 
+import shlex
+
 import msgspec
 
 from art.distributed.host_meshes import LOOPBACK, HostMeshes
@@ -14,16 +16,43 @@ class ArtLaunchContext(msgspec.Struct, frozen=True):
         addresses: by which the hosts reach each other, in node order.
         arguments: what stands behind ``--`` on the command line, for the program, for example to be read by
             ``argparse.ArgumentParser("train.py").parse_args(launch.arguments)``.
+        command: what started the program, without its arguments, for a shell in any folder:
+            ``art-monarch local --program /home/me/train.py:main``; empty where that is not known.
     """
 
     host_mesh: HostMeshes
     addresses: tuple[str, ...] = (LOOPBACK,)
     arguments: tuple[str, ...] = ()
+    command: str = ""
 
     @property
     def host_count(self) -> int:
         """How many hosts there are."""
         return len(self.host_mesh)
+
+    def resume_command(self, folder: str, resume: str = "--resume") -> str | None:
+        """What goes on with a run of this program, with the arguments of now, when the run's folder is put
+        behind it; for :class:`art.reporting.RunReport`.
+
+        ``launch.resume_command("--run-dir")`` is for example ``art-monarch local --program
+        /home/me/train.py:main -- --steps 4 --resume --run-dir``.
+
+        Args:
+            folder: the program's option for the folder of a run.
+            resume: its option, without a value, for going on.
+
+        Returns:
+            The command, quoted for a shell; None where it is not known what started the program.
+        """
+        if not self.command:
+            return None
+        kept: list[str] = []
+        value = False
+        for argument in self.arguments:
+            if not value and argument != resume and argument.partition("=")[0] != folder:
+                kept.append(argument)
+            value = not value and argument == folder
+        return f"{self.command} -- {shlex.join([*kept, resume, folder])}"
 
     def homogeneous_cluster(
         self,

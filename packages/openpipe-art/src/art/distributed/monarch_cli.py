@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -24,13 +25,14 @@ from art.checks.places import make_absolute
 from art.cli import run_guarded, too_many_files
 from art.distributed.errors import CloseError, ProgramError, RemoteError
 from art.distributed.program_arguments import check_arguments_are_read
-from art.distributed.programs import Main, Program, parse_program
+from art.distributed.programs import Main, Program, absolute_reference, parse_program
 from art.distributed.user_traceback import user_traceback
 from art.errors import ArtError
 from art_topology import TopologyError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LEAVE_S = 7.0
+_STARTUP_TIMEOUT_S = 90.0
 _USAGE_ERROR = 2
 _WRITE_ERRORS = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EFBIG, errno.EDQUOT)
 _FAILURE = 1
@@ -103,9 +105,9 @@ def _parser() -> Parser:
     local.add_argument(
         "--startup-timeout",
         type=_seconds,
-        default=90.0,
+        default=_STARTUP_TIMEOUT_S,
         metavar="SECONDS",
-        help="limit for the worker to come up (default 90)",
+        help=f"limit for the worker to come up (default {_STARTUP_TIMEOUT_S:.0f})",
     )
     local.set_defaults(parser=local)
     return parser
@@ -127,6 +129,16 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _started_with(options: argparse.Namespace) -> str:
+    """The command without the program's arguments, for a shell in any folder."""
+    words = ["art-monarch", "local", "--program", absolute_reference(options.program)]
+    if options.port:
+        words += ["--port", str(options.port)]
+    if options.startup_timeout != _STARTUP_TIMEOUT_S:
+        words += ["--startup-timeout", f"{options.startup_timeout:g}"]
+    return shlex.join(words)
+
+
 def _run_program(program: Program, function: Main, options: argparse.Namespace, signals: "Signals") -> int:
     try:
         asyncio.run(
@@ -137,6 +149,7 @@ def _run_program(program: Program, function: Main, options: argparse.Namespace, 
                 port=options.port,
                 startup_timeout_s=options.startup_timeout,
                 arguments=options.arguments,
+                command=_started_with(options),
             )
         )
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -149,6 +162,9 @@ def _run_program(program: Program, function: Main, options: argparse.Namespace, 
         if _is_of(error, "art.reporting.output", "DisplayError") and getattr(error, "closed", False):
             sys.stderr.write("art-monarch: nobody reads the output any more, so the program was stopped\n")
             return _BROKEN_PIPE
+        if _is_of(error, "art.reporting.resume", "RunFinishedError"):
+            print(error, flush=True)
+            return 0
         if isinstance(error, OSError) and error.filename is None and error.errno in _WRITE_ERRORS:
             # Was it the output, or a file or socket of the program's own? The former raises again, and is
             # told as what it is.
@@ -210,8 +226,9 @@ async def run_local(
     signals: "Signals",
     *,
     port: int = 0,
-    startup_timeout_s: float = 90.0,
+    startup_timeout_s: float = _STARTUP_TIMEOUT_S,
     arguments: tuple[str, ...] = (),
+    command: str = "",
 ) -> None:
     """Starts one loopback worker, runs ``function`` with its launch context and closes the worker.
 
@@ -222,6 +239,7 @@ async def run_local(
         port: of the worker; 0 for a fresh one.
         startup_timeout_s: limit for the worker to come up, in seconds.
         arguments: of the program itself.
+        command: what started it, without them; see :class:`ArtLaunchContext`.
 
     Raises:
         PreflightError: this machine lacks something; nothing was started.
@@ -239,7 +257,7 @@ async def run_local(
         startup_timeout_s=startup_timeout_s,
     )
     try:
-        await function(ArtLaunchContext(hosts, arguments=arguments))
+        await function(ArtLaunchContext(hosts, arguments=arguments, command=command))
     finally:
         await hosts.close()
 

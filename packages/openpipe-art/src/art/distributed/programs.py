@@ -4,6 +4,7 @@ argument."""
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
@@ -116,6 +117,17 @@ def parse_program(text: str) -> Program:
             f"{path.name} cannot be imported: its name must be a Python name with the suffix .py"
         )
     return Program(path.stem, function, str(path.parent))
+
+
+def absolute_reference(text: str) -> str:
+    """A reference that :func:`parse_program` reads, such that it means the same in any folder.
+
+    A script keeps the name that it was given by, also where that is a link.
+    """
+    place, _, function = text.rpartition(":")
+    if not (place.endswith(".py") or "/" in place):
+        return text
+    return f"{os.path.abspath(Path(place).expanduser())}:{function}"
 
 
 def _with_place(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """One answer to look at while a run lasts: what was asked, what was said, its reward, each in one line."""
 
 import re
+from collections.abc import Sequence
 
 from art.reporting.events import Answer
 from art.reporting.run_folder import ExchangeLine, TrajectoryLine
@@ -19,19 +20,37 @@ def one_line(text: str) -> str:
 
 
 def answer_of(item: Rollout | TrajectoryLine) -> Answer | None:
-    """What was asked and said, from metadata ``prompt`` and ``answer`` or from the last exchange; None where
-    neither tells."""
+    """What was asked and said; each from metadata ``prompt`` and ``answer``, or else from the last exchange.
+    None where nothing tells the answer."""
     prompt, answer = item.metadata.get("prompt"), item.metadata.get("answer")
-    if answer is None and isinstance(item, TrajectoryLine) and item.exchanges:
-        prompt, answer = _said(item.exchanges[-1])
-    if answer is None and isinstance(item, Trajectory):
-        said = [message for message in item.messages() if isinstance(message.get("content"), str)]
-        if said and said[-1].get("role") == "assistant":
-            answer = str(said[-1]["content"])
-            prompt = str(said[-2]["content"]) if len(said) > 1 else ""
+    if prompt is None or answer is None:
+        asked, said = _exchanged(item)
+        prompt = asked if prompt is None else prompt
+        answer = said if answer is None else answer
     if answer is None:
         return None
     return Answer(one_line(str(prompt or "")), one_line(str(answer)), item.reward)
+
+
+def one_answer(lines: Sequence[TrajectoryLine], number: int) -> Answer | None:
+    """One of a step's answers, in turn by its ``number``; of those with tokens where others do not tell what
+    was asked."""
+    found = answer_of(lines[number % len(lines)])
+    if found is not None and found.prompt:
+        return found
+    kept = [line for line in lines if line.exchanges]
+    return answer_of(kept[number % len(kept)]) if kept else found
+
+
+def _exchanged(item: Rollout | TrajectoryLine) -> tuple[str | None, str | None]:
+    """What the model was asked last and what it said, where that is known."""
+    if isinstance(item, TrajectoryLine) and item.exchanges:
+        return _said(item.exchanges[-1])
+    if isinstance(item, Trajectory):
+        said = [message for message in item.messages() if isinstance(message.get("content"), str)]
+        if said and said[-1].get("role") == "assistant":
+            return str(said[-2]["content"]) if len(said) > 1 else "", str(said[-1]["content"])
+    return None, None
 
 
 def _said(exchange: ExchangeLine) -> tuple[str, str]:

@@ -6,7 +6,8 @@ they lack are lost and rolled back), generations that agree with them, or one ge
 lines (the step was trained, its line was lost, and is written again).
 
 A run that was stopped goes on with the settings it was started with; ``steps`` among them, how many it may
-take, may grow. One that is finished goes on when it has grown.
+take, may be another number above those that were taken. One that is finished goes on when it is another.
+Where the settings do not say how many steps there may be, the program's loop does, later.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ import msgspec
 
 from art.errors import ConfigError
 from art.reporting.generations import check_generations, newest_version
+from art.reporting.no_run import is_run, no_run
 from art.reporting.run_folder import (
     METRICS,
     RUN,
@@ -94,41 +96,69 @@ def read_resumable(folder: Path, steps: int | None = None) -> RunDescription:
         steps: how many it may take now; None for as many as it was started with.
 
     Raises:
-        RunFinishedError: it came to its end, and ``steps`` gives it no more than it had.
+        RunFinishedError: it came to its end, and ``steps`` gives it no other than it had.
         ConfigError: it is no run's folder, or what a resumption needs was lost or is damaged.
     """
-    description, lines = read_unfinished(folder, steps)
+    description = read_description(folder)
+    lines = read_taken(folder)
+    check_unfinished(folder, description, len(lines), steps)
     check_generations(folder, description, lines)
     resume_point(lines, newest_version(folder))
     return description
 
 
-def read_unfinished(folder: Path, steps: int | None = None) -> tuple[RunDescription, list[StepLine]]:
-    """As :func:`read_resumable`, with the steps that were taken, and without a look at the policies."""
+def read_description(folder: Path) -> RunDescription:
+    """What the run in ``folder`` is.
+
+    Raises:
+        ConfigError: it is no run's folder, or ``run.json`` is damaged.
+    """
+    if not is_run(folder):
+        raise ConfigError(no_run(folder))
     try:
-        description = read_run(folder)
+        return read_run(folder)
     except msgspec.MsgspecError as error:
         raise ConfigError(
             f"{folder} is no run's folder, or it was changed by hand or damaged: {RUN} cannot be read "
             f"({error}). Bring the file back from a copy, or start a new run"
         ) from error
     except OSError as error:
-        raise ConfigError(
-            f"{folder} is no run's folder, so there is nothing to resume: {RUN} cannot be read ({error})"
-        ) from error
-    lines = [known_numbers(line) for line in read_all(folder / METRICS, dict[str, float | None])]
+        raise ConfigError(f"the run in {folder} cannot be resumed: {error}") from error
+
+
+def read_taken(folder: Path) -> list[StepLine]:
+    """The steps that the run in ``folder`` took.
+
+    Raises:
+        ConfigError: a line cannot be read.
+    """
+    return [known_numbers(line) for line in read_all(folder / METRICS, dict[str, float | None])]
+
+
+def check_unfinished(folder: Path, description: RunDescription, done: int, steps: int | None) -> None:
+    """Checks that there is something to go on with.
+
+    Args:
+        folder: the run's.
+        description: what it is.
+        done: steps that it took.
+        steps: how many it may take now; None for as many as it was started with.
+
+    Raises:
+        RunFinishedError: it came to its end, and ``steps`` is what it had, or no more than it took.
+    """
     had = steps_of(description.settings)
-    if description.finished and (steps is None or had is None or steps <= had):
-        done = len(lines)
-        more = (
-            f". To go on with it, let it take more than {_steps(had)}, for example --steps {had + 10}"
-            if had is not None
-            else ""
-        )
-        raise RunFinishedError(
-            f"the run in {folder} is finished after {_steps(done)}; there is nothing to resume{more}"
-        )
-    return description, lines
+    other = steps is not None and had is not None and steps > done and steps != had
+    if not description.finished or other:
+        return
+    more = (
+        f". To go on with it, let it take more than {_steps(had)}, for example --steps {had + 10}"
+        if had is not None
+        else ""
+    )
+    raise RunFinishedError(
+        f"the run in {folder} is finished after {_steps(done)}; there is nothing to resume{more}"
+    )
 
 
 def read_all[Line](path: Path, kind: type[Line]) -> list[Line]:
@@ -148,19 +178,15 @@ def read_all[Line](path: Path, kind: type[Line]) -> list[Line]:
     return lines
 
 
-def check_settings(now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
-    """Compares the settings of now with those that a run was started with.
+def check_settings(now: Mapping[str, Any], then: Mapping[str, Any], done: int) -> None:
+    """Compares the settings of now with those that a run was started with, which took ``done`` steps.
 
     Raises:
-        ConfigError: they differ; only :data:`STEPS` may have grown.
+        ConfigError: they differ; only :data:`STEPS` may, and must be as before or above ``done``.
     """
     limit, had = steps_of(now), steps_of(then)
     if limit is not None and had is not None:
-        if limit < had:
-            raise ConfigError(
-                f"the run was started with {_steps(had)} and cannot go on with {limit}: there can be more, "
-                "not fewer"
-            )
+        check_limit(limit, had, done)
         then = {**then, STEPS: limit}
     different = [
         f"{name} is {now.get(name)!r} now and {then.get(name)!r} in the run"
@@ -171,6 +197,19 @@ def check_settings(now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"a run goes on with the settings it was started with: {'; '.join(different)}. Leave them as "
             "they were, or start a new run"
+        )
+
+
+def check_limit(limit: int, had: int, done: int) -> None:
+    """Checks how many steps a run may take that took ``done`` of ``had``.
+
+    Raises:
+        ConfigError: it took as many already.
+    """
+    if limit <= done and limit != had:
+        raise ConfigError(
+            f"{_steps(limit)} in all are no more than the {_steps(done)} that the run has taken already "
+            f"(it was started for {had}); give more than {done}, or as many as before"
         )
 
 

@@ -8,7 +8,6 @@ import asyncio
 import errno
 import os
 import re
-import shlex
 import shutil
 import statistics
 from pathlib import Path
@@ -20,6 +19,7 @@ from art.reporting.displays import Display
 from art.reporting.events import Notice, RunEnded
 from art.reporting.output import DisplayError
 from art.reporting.run_folder import Stop
+from art.reporting.run_program import resume_line
 from art.reporting.run_state import kept_steps
 from art.reporting.run_writer import RunFolderError, RunWriter
 from art.user_code import chain
@@ -146,8 +146,8 @@ def _page(writer: RunWriter, display: Display) -> str | None:
 
 
 def _resume_hint(writer: RunWriter) -> str | None:
-    """The command that goes on with the run, where something is kept to go on from."""
+    """The command that goes on with the run, also from its start, where it can be resumed."""
     command = writer.description.resume_command
     if not command or kept_steps(writer.folder, writer.description, writer.steps) is None:
         return None
-    return f"{command} {shlex.quote(str(writer.folder))}"
+    return resume_line(command, writer.folder)

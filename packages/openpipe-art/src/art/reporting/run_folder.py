@@ -66,8 +66,10 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
         finished: the program came to its end.
         stop: how it ended otherwise. A run with neither goes on, or its process was killed;
             :func:`art.reporting.read_state` tells which.
-        resume_command: goes on with the run when the folder's name is put behind it; empty without one.
-        elapsed_s: the whole time of the run when it ended, as in :data:`StepLine`.
+        resume_command: goes on with the run when the folder's name is put behind it, and says which program
+            the run is of (:mod:`art.reporting.run_program`); empty without one.
+        elapsed_s: seconds of the whole run when it ended, as in :data:`StepLine`.
+        step_limit: how many steps its loop might take when it was started or resumed last; None before that.
         durable_version: the newest policy that was on disk when the run ended or was resumed; None without.
 
     ``model`` and what follows from it are empty until the base model is there.
@@ -85,6 +87,7 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
     resume_command: str = ""
     durable_version: int | None = None
     elapsed_s: float | None = None
+    step_limit: int | None = None
 
 
 type StepLine = dict[str, float]
@@ -101,7 +104,16 @@ process was killed after the step's generation was durable and before the line w
 
 
 class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers that were not trained on: mean ``reward`` of ``trajectories`` at ``policy_version``."""
+    """Answers that were not trained on.
+
+    Args:
+        name: the evaluation's.
+        step: the training step that was finished last; 0 before the first.
+        policy_version: of the policy that answered.
+        reward: mean over the rollouts.
+        trajectories: how many rollouts there were.
+        duration_s: seconds that they took.
+    """
 
     name: str
     step: int
@@ -112,7 +124,7 @@ class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the run that is no step, with its seconds."""
+    """A part of the run that is no step: its ``name``, and the seconds that it took in ``duration_s``."""
 
     name: str
     duration_s: float
@@ -121,8 +133,11 @@ class PhaseLine(msgspec.Struct, frozen=True, kw_only=True):
 class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
     """One exchange with the model.
 
-    ``tokens`` are the texts of the sampled tokens (their concatenation is the completion), ``logprobs`` their
-    natural log-probabilities when they were sampled, ``versions`` the policy version that sampled each.
+    Args:
+        prompt: its text, chat template included.
+        tokens: the texts of the sampled tokens; their concatenation is the completion.
+        logprobs: natural log-probability of each token when it was sampled.
+        versions: the policy version that sampled each.
     """
 
     prompt: str
@@ -134,9 +149,17 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
 class TrajectoryLine(msgspec.Struct, frozen=True, kw_only=True):
     """One rollout.
 
-    ``reward`` is ``None`` when it failed; ``failure`` says why. ``advantage`` is relative to its group as the
-    trainer uses it, ``None`` where nothing was trained.
-    ``exchanges`` may be empty: tokens are kept for some trajectories of each group.
+    Args:
+        step: the training step, from 1; of an evaluation that of :class:`EvaluationLine`.
+        group: the number of its group in the step, from 0; in an evaluation each rollout is a group.
+        reward: None when it failed.
+        advantage: relative to its group as the trainer uses it; None where nothing was trained.
+        metrics: of the trajectory, as the rollout gave them.
+        metadata: likewise; ``prompt`` and ``answer`` are what the display and the page show of it.
+        record: id of the record that holds its tokens; empty without one.
+        worker: what ran it, for example ``rollout worker 3 (pid 123)``; empty where the program itself did.
+        exchanges: with the tokens; kept for some trajectories of each group, empty for the others.
+        failure: why it failed; empty if it did not.
     """
 
     step: int
@@ -152,12 +175,13 @@ class TrajectoryLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_file(folder: Path, step: int) -> Path:
-    """Where the trajectories of a training step are."""
+    """Where the trajectories of training step ``step`` are in the run's ``folder``."""
     return folder / TRAJECTORIES / f"step-{step:04d}.jsonl"
 
 
 def evaluation_file(folder: Path, name: str, policy_version: int) -> Path:
-    """Where the trajectories of an evaluation are; its name stands there with ``-`` for spaces."""
+    """Where trajectories of the evaluation ``name`` at ``policy_version`` are in the run's ``folder``; its
+    name stands there with ``-`` for spaces."""
     return folder / TRAJECTORIES / f"{'-'.join(name.split())}-{policy_version:04d}.jsonl"
 
 
@@ -221,7 +245,8 @@ def keep_names(folder: Path) -> None:
 
 
 def unfinished_bytes(path: Path) -> int:
-    """Bytes of a last line that was not written to its end; 0 where all are finished or there is no file."""
+    """Bytes of a last line of the file at ``path`` that was not written to its end; 0 where all are finished
+    or there is no file."""
     if not path.exists():
         return 0
     with path.open("rb") as file:
@@ -240,7 +265,12 @@ def unfinished_bytes(path: Path) -> int:
 
 
 def read_lines[Line](path: Path, kind: type[Line]) -> Iterator[Line]:
-    """The finished lines of a file; nothing when it does not exist. :func:`unfinished_bytes` is the rest.
+    """The finished lines of the file at ``path``; nothing when it does not exist. :func:`unfinished_bytes` is
+    the rest.
+
+    Args:
+        path: of the file.
+        kind: what each line is, for example :class:`TrajectoryLine`.
 
     Raises:
         msgspec.MsgspecError: a finished line is no ``kind``.
@@ -265,7 +295,7 @@ def read_run(folder: Path) -> RunDescription:
 
 
 def read_steps(folder: Path) -> list[StepLine]:
-    """The steps of a run, in order.
+    """The steps of the run in ``folder``, in order.
 
     Raises:
         msgspec.MsgspecError: a finished line is something else.

@@ -40,7 +40,13 @@ async def opened(opening: Opening, waits: Callable[[], None]) -> RunWriter:
     if opening.resume:
         if opening.folder is None:
             raise ConfigError("a run is resumed in its own folder; name it")
-        return await RunWriter.resumed(opening.folder.resolve(), settings, waits)
+        return await RunWriter.resumed(
+            opening.folder.resolve(),
+            settings,
+            waits,
+            name=opening.name,
+            resume_command=opening.resume_command or "",
+        )
     description = RunDescription(
         name=opening.name,
         art_version=art.__version__,

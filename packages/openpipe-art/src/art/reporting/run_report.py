@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from art.errors import ArtError, ConfigError
-from art.reporting.answers import answer_of
+from art.reporting.answers import answer_of, one_answer
 from art.reporting.displays import Display, choose_display
 from art.reporting.evaluations import evaluated, gathered
 from art.reporting.events import (
@@ -84,8 +84,8 @@ class RunReport:
                 report.trained(await model.train(groups))
 
     Entering it takes the folder, and raises :class:`art.ConfigError` when it is in use, cannot be written, or
-    is no run that can be resumed, :class:`art.reporting.RunFinishedError` when that came to its end. Leaving
-    it writes down how the run ended, makes the page and gives the folder back.
+    is no run that can be resumed here, :class:`art.reporting.RunFinishedError` when that came to its end.
+    Leaving it writes down how the run ended, makes the page and gives the folder back.
 
     Everything that shows something raises :class:`art.reporting.DisplayError` when the output cannot be
     written, after the folder has what was to be shown; everything that keeps something raises
@@ -97,10 +97,14 @@ class RunReport:
         settings: the program's own; kept in ``run.json``. Fields ``run_dir`` and ``resume`` are left out.
             ``steps``, if there is such a field, is the most steps the run may take.
         resume: go on with the run in ``folder`` from its last durable policy, with the same settings, but for
-            ``steps``, which may have grown; a run that is finished goes on when it has.
+            ``steps``, which may be any number above the steps that were taken; a run that is finished goes on
+            when it is another than before. Without such a setting :meth:`steps` decides that.
         summary: words for the rollouts of a step, shown in its line.
         display: by default :func:`art.reporting.choose_display`.
-        resume_command: goes on with a stopped run when the folder's name is put behind it; shown then.
+        resume_command: goes on with a stopped run when the folder's name is put behind it; shown then. For
+            example ``launch.resume_command("--run-dir")``. It also says which program this is: a run is
+            resumed by the program that made it, wherever both have such a command, else by one of the same
+            ``name``.
         token_samples: of how many rollouts of each group the tokens are kept.
     """
 
@@ -131,6 +135,7 @@ class RunReport:
         self._stop_watch: asyncio.Task[None] | None = None
         self._started = 0.0
         self._before_s = 0.0
+        self._resumed_after: int | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -141,6 +146,7 @@ class RunReport:
         self._opened = writer
         self._started = time.monotonic()
         self._before_s = writer.elapsed_s
+        self._resumed_after = self.steps_done if writer.is_resumed else None
         try:
             self._show(
                 RunStarted(
@@ -153,6 +159,11 @@ class RunReport:
                     elapsed_s=self._before_s,
                 )
             )
+            if writer.is_resumed and not self.steps_done:
+                self.line(
+                    "no step of this run is on disk to go on from, so it begins again from its start: "
+                    f"{writer.folder}"
+                )
             for text in writer.notices:
                 self.line(text)
         except DisplayError as error:
@@ -212,7 +223,11 @@ class RunReport:
         return self._writer.policy_version
 
     def model(self, folder: Path, name: str | None = None) -> None:
-        """Says what the base model is: a Hugging Face folder, whose tokenizer gives tokens their texts.
+        """Says what the base model is.
+
+        Args:
+            folder: a Hugging Face folder, whose tokenizer gives tokens their texts.
+            name: how it is called in what is shown and kept; the folder's own by default.
 
         Raises:
             ConfigError: it cannot be read, or a resumed run was started with another.
@@ -221,12 +236,16 @@ class RunReport:
         self._tokenizer = read_tokenizer(folder)
 
     def watch(self, executor: Executor) -> None:
-        """Says what runs the rollouts: it is asked for their tokens and for how many are done."""
+        """Says what runs the rollouts: ``executor`` is asked for their tokens and for how many are done."""
         self._executor = executor
         self._display.watch(lambda: executor.counts)
 
     def line(self, text: str) -> None:
-        """Shows a line."""
+        """Shows ``text`` as a line.
+
+        Raises:
+            DisplayError: it cannot be written.
+        """
         self._show(Notice(text))
 
     def progress(self, text: str) -> None:
@@ -236,10 +255,14 @@ class RunReport:
 
     @contextlib.contextmanager
     def phase(self, name: str, *, fetches: bool = False, usually: str = "") -> Iterator[Phase]:
-        """A part of the run that is no step and may take long; ``fetches`` when it may download or build,
-        ``usually`` says how long, for example ``15 to 30 s``.
+        """A part of the run that is no step and may take long.
 
         Progress meanwhile is shown; in plain output only that of phases that fetch.
+
+        Args:
+            name: the part's, as it is shown.
+            fetches: it may download or build.
+            usually: how long it takes, for example ``15 to 30 s``; empty where that is not known.
         """
         phase, started = Phase(), time.monotonic()
         with self._at(name):
@@ -259,14 +282,30 @@ class RunReport:
         """The numbers of the steps to take, from 1, or from where a resumed run goes on, to ``limit``.
 
         Each must be finished with :meth:`trained`. Ends early once the mean reward of the last
-        :data:`WINDOW` steps is above ``enough``; of a finished run that goes on for more steps, only these
-        count. After three steps in a row without training (equal rewards), while a better reward is known, a
-        line says once what can help.
+        :data:`WINDOW` steps is above ``enough``; of a finished run that goes on with another limit, only the
+        new steps count. Of a resumed run for which there is none left to take, a line says so. After three
+        steps in a row without training (equal rewards), while a better reward is known, a line says once what
+        can help.
+
+        Args:
+            limit: the most steps of the whole run, those before a resumption included.
+            enough: a mean reward; None to take all steps.
+
+        Raises:
+            ReportError: a step was begun and not finished.
         """
         self._flat_rewards = FlatRewards(enough, [line["reward"] for line in self._writer.steps])
-        least = self.steps_done + WINDOW if self._writer.reopened else 0
+        before, done = self._writer.limit_before, self.steps_done
+        least = done + WINDOW if self._writer.reopened and limit != before else 0
+        self._writer.set_step_limit(limit)
         while self.steps_done < limit:
             if enough is not None and self.steps_done >= least and self.recent_reward() > enough:
+                if self.steps_done == self._resumed_after:
+                    self.line(
+                        f"no step is left to take: the mean reward of the last {WINDOW} steps is above "
+                        f"{enough:g}, which is enough; to go on all the same, let the run take more than "
+                        f"{limit} steps"
+                    )
                 break
             step = self.steps_done + 1
             self._open_step, self._broke_in = OpenStep(step), ""
@@ -274,11 +313,21 @@ class RunReport:
             yield step
             if self.steps_done < step:
                 raise ReportError(f"step {step} was begun and not finished; call report.trained(result)")
+        if limit <= done == self._resumed_after:
+            self.line(
+                f"no step is left to take: the run has taken {done}, and {limit} is the most; to go on, let "
+                f"it take more than {done} steps"
+            )
 
     async def sampled(self, groups: Sequence[TrajectoryGroup], *, config: TrainConfig | None = None) -> None:
-        """Keeps the rollouts of the step that was begun, before they are trained on with ``config``.
+        """Keeps the rollouts of the step that was begun, before they are trained on.
+
+        Args:
+            groups: that the step is to be trained on.
+            config: that they are trained with, from which their advantages follow.
 
         Raises:
+            ConfigError: there are no rollouts, or all failed.
             ReportError: no step was begun.
             ArtError: the tokens cannot be read from the workers that hold them.
         """
@@ -301,11 +350,11 @@ class RunReport:
         self._writer.add_trajectories(step.number, lines)
         step.sampled(items, self._summary(groups) if self._summary is not None else "")
         self._show(StepSampled(step.number, step.reward))
-        if (answer := answer_of(lines[step.number % len(lines)])) is not None:
+        if (answer := one_answer(lines, step.number)) is not None:
             self._show(answer)
 
     def trained(self, result: TrainResult) -> None:
-        """Finishes the step: keeps and shows its numbers.
+        """Finishes the step: keeps and shows its numbers, those of ``result`` among them.
 
         Raises:
             ReportError: :meth:`sampled` was not called, or the version does not follow the last one.
@@ -317,7 +366,9 @@ class RunReport:
             )
         if result.step - self.policy_version not in (0, 1):
             raise ReportError(
-                f"step {step.number} led to policy v{result.step}; the run was at v{self.policy_version}"
+                f"step {step.number} led to policy v{result.step}; the run was at v{self.policy_version}. A "
+                "step is one call of model.train(...), and all of them belong into the loop "
+                "`for _ in report.steps(...)`, each followed by report.trained(result)"
             )
         metrics = step.line(result, self._elapsed_s())
         self._writer.add_step(metrics)
@@ -339,7 +390,8 @@ class RunReport:
     async def evaluate(self, name: str, rollouts: Iterable[Awaitable[Rollout]]) -> float:
         """Runs rollouts that are not trained on, with the policy as it is now; keeps and shows their reward.
 
-        An evaluation that a resumed run has already, of this name and policy version, is not run again.
+        An evaluation that the run has already, of this name and policy version, is not run again, as after a
+        resumption or where no step was taken since; a line says so.
 
         Args:
             name: for example ``held-out``; part of a file's name, with ``-`` for spaces.
@@ -356,6 +408,9 @@ class RunReport:
         version = self.policy_version
         before = evaluated(self.folder, self._writer.evaluations, name, version)
         if before is not None:
+            self.line(
+                f"{name}: not evaluated again, policy v{version} is the same: reward {before.reward:.3f}"
+            )
             return before.reward
         with self._at(name):
             self._show(EvaluationStarted(name, version))

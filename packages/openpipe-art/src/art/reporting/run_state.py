@@ -1,6 +1,5 @@
 """How a run stands, from its folder alone: whether it goes on, or how it ended, where, and what is next."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -23,6 +22,7 @@ from art.reporting.run_folder import (
     read_steps,
     unfinished_bytes,
 )
+from art.reporting.run_program import resume_line
 
 _SHORT = {
     "running": "running",
@@ -42,7 +42,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         doing: what was at work when it was stopped, for example ``step 5, training``; may be empty.
         message: why it failed.
         process: number of the process that runs it.
-        kept_steps: that it goes on after; None where nothing is kept to go on from.
+        kept_steps: that it goes on after, 0 where it begins again; None where it cannot be resumed.
         resume: the command that goes on with it, where it can go on and its program has one.
         unfinished: files of lines whose last one was not written to its end, and is left out; of a run that
             goes on none, where it may be being written.
@@ -88,8 +88,7 @@ def state_of(folder: Path, description: RunDescription, steps: Sequence[StepLine
         return msgspec.structs.replace(state, state="running", process=process, unfinished=())
     kept = kept_steps(folder, description, steps)
     if kept is not None and description.resume_command:
-        resume = f"{description.resume_command} {shlex.quote(str(folder.resolve()))}"
-        state = msgspec.structs.replace(state, resume=resume)
+        state = msgspec.structs.replace(state, resume=resume_line(description.resume_command, folder))
     if stop is None:
         return msgspec.structs.replace(state, state="killed", kept_steps=kept)
     named = stop.kind and not stop.message.startswith("Traceback")  # which names it at its end
@@ -113,14 +112,14 @@ def _remarks(folder: Path, description: RunDescription, steps: Sequence[StepLine
 
 
 def kept_steps(folder: Path, description: RunDescription, steps: Sequence[StepLine]) -> int | None:
-    """How many steps the run in ``folder`` goes on after; None where nothing is kept to go on from.
+    """How many steps the run in ``folder`` goes on after, 0 where it begins again; None where it cannot.
 
     A step is kept when its policy is on disk, or is the base model's since nothing was learned yet.
     """
     try:
         if lost_generations(folder, description, steps) is not None:
             return None
-        return resume_point(steps, newest_version(folder)).steps_done or None
+        return resume_point(steps, newest_version(folder)).steps_done
     except ConfigError:
         return None
 
@@ -154,14 +153,17 @@ def advice(state: RunState) -> str:
     if state.remarks:
         return ""
     if state.kept_steps is None:
-        return "No step is on disk to go on from: start it again."
-    mend = "Mend what failed, then g" if state.state == "failed" else "G"
-    after = f"after step {state.kept_steps}"
-    return f"{mend}o on {after}:" if state.resume is not None else f"{mend}o on {after} by resuming it."
+        return "It cannot be resumed: start a new run."
+    mend = "mend what failed, then " if state.state == "failed" else ""
+    if state.kept_steps:
+        said, how = f"{mend}go on after step {state.kept_steps}", " by resuming it"
+    else:
+        said, how = f"No step is on disk to go on from; {mend}begin again", ""
+    return said[:1].upper() + said[1:] + (":" if state.resume is not None else f"{how}.")
 
 
 def state_lines(state: RunState) -> list[str]:
-    """Lines for a terminal: how it ended, why, and what to do next."""
+    """Lines for a terminal on ``state``: how the run ended, why, and what to do next."""
     lines = [headline(state)]
     if state.message:
         lines += [f"  {line}" for line in state.message.splitlines()]

@@ -19,7 +19,15 @@ import msgspec
 from art.errors import ArtError, ConfigError
 from art.reporting.folder_claim import check_new_folder, is_empty, locked, wait_until_free, why_kept
 from art.reporting.generations import DURABLE, check_generations, newest_version, seen_durable
-from art.reporting.resume import check_settings, read_all, read_unfinished, resume_point, steps_of
+from art.reporting.resume import (
+    check_settings,
+    check_unfinished,
+    read_all,
+    read_description,
+    read_taken,
+    resume_point,
+    steps_of,
+)
 from art.reporting.run_folder import (
     EVALUATIONS,
     GENERATIONS,
@@ -41,6 +49,7 @@ from art.reporting.run_folder import (
     write_lines,
     write_whole,
 )
+from art.reporting.run_program import check_program
 
 _DIGESTED_BYTES = 1 << 20
 _FREE_WITHIN_S = 60.0
@@ -58,7 +67,8 @@ class RunWriter:
         lock: descriptor of its lock.
         description: what ``run.json`` says.
 
-    ``reopened`` says that the run was finished and goes on for more steps.
+    ``is_resumed`` says that it is a run that goes on, ``reopened`` that it was finished and goes on for more
+    steps, ``limit_before`` how many it might take then, where it said so.
     """
 
     def __init__(self, folder: Path, lock: int, description: RunDescription) -> None:
@@ -67,7 +77,8 @@ class RunWriter:
         self.steps: list[StepLine] = []
         self.evaluations: list[EvaluationLine] = []
         self.notices: list[str] = []
-        self.reopened = False
+        self.is_resumed = self.reopened = False
+        self.limit_before: int | None = None
         self._lock = lock
 
     @classmethod
@@ -105,31 +116,53 @@ class RunWriter:
 
     @classmethod
     async def resumed(
-        cls, folder: Path, settings: dict[str, Any], waits: Callable[[], None] | None = None
+        cls,
+        folder: Path,
+        settings: dict[str, Any],
+        waits: Callable[[], None] | None = None,
+        *,
+        name: str,
+        resume_command: str = "",
     ) -> "RunWriter":
         """Goes on with the run in ``folder``, which must have been started with these settings.
 
         What is left of a killed run may write its generations for some seconds yet; ``waits`` is called if
         that has to be waited for.
 
+        Args:
+            folder: the run's.
+            settings: of now; where they say nothing of steps, a run that is finished is taken up as well.
+            waits: see above.
+            name: of the program's task.
+            resume_command: of the program of now; empty without one.
+
         Raises:
-            RunFinishedError: it came to its end, and the settings give it no more steps.
-            ConfigError: it is no run, has other settings, is in use, or cannot be resumed.
+            RunFinishedError: it came to its end, and the settings give it no other number of steps.
+            ConfigError: it is no run or another program's, has other settings, is in use, or is damaged.
         """
-        limit = steps_of(settings)
-        read_unfinished(folder, limit)  # before anything is made: the folder may be something else
+
+        def read() -> tuple[RunDescription, list[StepLine]]:
+            description = read_description(folder)
+            check_program(folder, description, name, resume_command)
+            lines = read_taken(folder)
+            limit = steps_of(settings)
+            if limit is not None or steps_of(description.settings) is not None:
+                check_unfinished(folder, description, len(lines), limit)
+            return description, lines
+
+        read()  # before anything is made: the folder may be something else
         try:
             lock = locked(folder)
         except OSError as error:
             raise _unwritable(folder, error) from error
         try:
-            description, lines = read_unfinished(folder, limit)  # who had the folder may have gone on
-            check_settings(settings, description.settings)
+            description, lines = read()  # who had the folder may have gone on
+            check_settings(settings, description.settings, len(lines))
             await wait_until_free(folder / GENERATIONS / LOCK, _FREE_WITHIN_S, waits)
             check_generations(folder, description, lines)
             writer = cls(folder, lock, description)
             with _writing(folder):
-                writer._take_up(settings, lines)
+                writer._take_up(settings, resume_command, lines)
         except BaseException:
             os.close(lock)
             raise
@@ -171,6 +204,15 @@ class RunWriter:
         last = self.steps[-1]["elapsed_s"] if self.steps else 0.0
         return max(last, self.description.elapsed_s or 0.0)
 
+    def set_step_limit(self, limit: int) -> None:
+        """Keeps how many steps the loop may take; of several loops the most."""
+        before = self.description.step_limit
+        if before is not None and limit <= before:
+            return
+        self.description = msgspec.structs.replace(self.description, step_limit=limit)
+        with _writing(self.folder):
+            self._write_description()
+
     def set_end(self, stop: Stop | None, elapsed_s: float | None = None) -> None:
         """The program came to its end, or was stopped before; all of it took ``elapsed_s`` seconds."""
         with _writing(self.folder):
@@ -211,7 +253,7 @@ class RunWriter:
     def _write_description(self) -> None:
         write_whole(self.folder / RUN, msgspec.json.format(msgspec.json.encode(self.description)) + b"\n")
 
-    def _take_up(self, settings: dict[str, Any], lines: list[StepLine]) -> None:
+    def _take_up(self, settings: dict[str, Any], resume_command: str, lines: list[StepLine]) -> None:
         """Brings the files to the state after the last durable step; ``lines`` are those of the metrics."""
         point = resume_point(lines, newest_version(self.folder))
         (self.folder / TRAJECTORIES).mkdir(exist_ok=True)
@@ -237,13 +279,16 @@ class RunWriter:
         }
         _remove(path for path in (self.folder / TRAJECTORIES).iterdir() if path.name not in expected)
         _remove(self.folder.glob(".*.part"))
-        self.reopened = self.description.finished
+        self.is_resumed, self.reopened = True, self.description.finished
+        self.limit_before = self.description.step_limit
         self.description = msgspec.structs.replace(
             self.description,
             settings=settings,
             finished=False,
             stop=None,
             durable_version=seen_durable(self.folder),
+            resume_command=resume_command or self.description.resume_command,
+            step_limit=None,
         )
         self._write_description()
 

@@ -118,16 +118,19 @@ async def rollout(
 
 
 async def main(
-    launch: ArtLaunchContext, settings: Settings | None = None, display: Display | None = None
+    launch: ArtLaunchContext,
+    settings: Settings | None = None,
+    display: Display | None = None,
+    resume_command: str | None = None,
 ) -> None:
-    """The whole run: starts the parts, trains, and ends them. `art demo` gives settings and display."""
+    """The whole run: starts the parts, trains, and ends them. `art demo` gives all arguments."""
     settings = settings or settings_from(launch.arguments)
     report = RunReport(
         NAME,
         settings.run_dir,
         settings,
         resume=settings.resume,
-        resume_command="art demo --resume",
+        resume_command=resume_command or launch.resume_command("--run-dir"),
         summary=task.summary,
         display=display,
     )

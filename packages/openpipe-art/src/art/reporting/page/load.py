@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from art.errors import ArtError
+from art.reporting.no_run import no_run
 from art.reporting.run_folder import (
     EVALUATIONS,
     METRICS,
@@ -24,6 +25,7 @@ from art.reporting.run_folder import (
     read_run,
 )
 from art.reporting.run_state import RunState, state_of
+from art.typed_commands import typed
 
 TRAINING = "step"
 """What the files of training steps are called, where others bear their evaluation's name."""
@@ -150,10 +152,8 @@ def read_rollouts(file: TrajectoryFile) -> list[Rollout]:
 def _description(folder: Path) -> RunDescription:
     try:
         return read_run(folder)
-    except FileNotFoundError as error:
-        raise PageError(
-            f"{folder} is no run folder: it has no {RUN}; `art demo --run-dir FOLDER` makes one"
-        ) from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise PageError(f"{no_run(folder)}. `{typed('art demo --run-dir DIR')}` makes one") from error
     except (OSError, msgspec.MsgspecError) as error:
         raise PageError(f"{folder / RUN} cannot be read: {error}") from error
 
