@@ -2,10 +2,13 @@
 
     python tools/check_docstrings.py            # the whole repository; exit status 1 when something is found
 
-Public is what ``__all__`` of a package lists and what a page of ``docs/reference`` shows, with the methods,
+Public is what ``__all__`` of a package or of one of ``INTERFACES`` lists, what a page of ``docs/reference``
+shows, and what users are shown: by the programs of ``examples`` and the blocks of Python in ``docs`` and in
+each ``README.md``. If they import from a module, its ``__all__`` is public whole. All with the methods,
 properties and fields of classes. For these:
 
-- There is a docstring. Every name of ``__all__`` is on exactly one page of the reference.
+- There is a docstring. Every name of ``__all__`` is on exactly one page of the reference, and every name that
+  users are shown has an entry there.
 - Each parameter and field is documented: by an entry in ``Args:``, in double backticks in the text, or, where
   there are at most two of them, by its words in the text. ``Args:`` names nothing else. A class whose
   docstring says by what it is made ("Made by ...") is not constructed by users.
@@ -22,7 +25,7 @@ import ast
 import builtins
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +46,10 @@ from griffe_art import (
 
 PACKAGES = ("art_topology", "art_dataplane", "art_kernels", "art_trainer", "art_serving", "art")
 INTERFACES = (
+    "art.checks",
     "art.distributed",
+    "art.reporting",
+    "art.reporting.page",
     "art_topology.cost",
     "art_topology.diff",
     "art_topology.fingerprint",
@@ -89,6 +95,7 @@ _UNITS = (
 )
 _NAME = re.compile(r"^([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*(\(\))?$")
 _DIRECTIVE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
+_PYTHON = re.compile(r"^```python[^\n`]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 class Fault(NamedTuple):
@@ -111,10 +118,23 @@ def load(root: Path, packages: tuple[str, ...] = PACKAGES) -> list[griffe.Module
     return loaded  # type: ignore[return-value]  # of packages it loads modules
 
 
-def check(packages: list[griffe.Module], pages: Path | None) -> list[Fault]:
-    """Everything that is wrong; ``pages`` is the folder of the reference, if its pages are to be checked."""
+class Use(NamedTuple):
+    """A name of ours that users are shown: where, and the full name that is written there."""
+
+    place: str
+    name: str
+
+
+def check(packages: list[griffe.Module], pages: Path | None, uses: Iterable[Use] = ()) -> list[Fault]:
+    """Everything that is wrong.
+
+    Args:
+        packages: what is looked at.
+        pages: the folder of the reference, if its pages are to be checked.
+        uses: names that users are shown, see :func:`uses_of`.
+    """
     faults: list[Fault] = []
-    public = dict(_public(packages, pages, faults))
+    public = dict(_public(packages, pages, sorted(set(uses)), faults))
     for package in packages:
         for each in own_objects(package):
             faults += _check_names(each)
@@ -127,18 +147,48 @@ def check(packages: list[griffe.Module], pages: Path | None) -> list[Fault]:
 def main(arguments: list[str]) -> int:
     """Prints the faults found under the given root (by default this repository's)."""
     root = Path(arguments[0]) if arguments else Path(__file__).parents[1]
-    faults = check(load(root), root / "docs" / "reference")
+    faults = check(load(root), root / "docs" / "reference", uses_of(root))
     for fault in faults:
         print(*fault, sep=": ")
     print(f"{len(faults)} faults in docstrings" if faults else "every public name is documented")
     return 1 if faults else 0
 
 
+# What users are shown.
+
+
+def uses_of(root: Path) -> Iterator[Use]:
+    """The names of ours in the programs that users are shown: those of ``from X import Y``, and ``X.Y`` where
+    there is an ``import X``.
+
+    Raises:
+        SyntaxError: a program or a block is none.
+    """
+    for path in sorted(root.glob("examples/**/*.py")):
+        yield from _uses(path, ast.parse(path.read_text(encoding="utf-8")))
+    for path in sorted({*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("packages/*/README.md")}):
+        blocks = [ast.parse(block) for block in _PYTHON.findall(path.read_text(encoding="utf-8"))]
+        # A later block of a page has what an earlier one imported.
+        yield from _uses(path, ast.Module([each for block in blocks for each in block.body], []))
+
+
+def _uses(path: Path, program: ast.Module) -> Iterator[Use]:
+    packages: set[str] = set()
+    for node in ast.walk(program):
+        if isinstance(node, ast.Import):
+            packages |= {each.name for each in node.names} & set(PACKAGES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES:
+            yield from (Use(str(path), f"{node.module}.{each.name}") for each in node.names)
+    for node in ast.walk(program):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in packages:
+            yield Use(str(path), ast.unparse(node))
+
+
 # Which names are public.
 
 
 def _public(
-    packages: list[griffe.Module], pages: Path | None, faults: list[Fault]
+    packages: list[griffe.Module], pages: Path | None, uses: Iterable[Use], faults: list[Fault]
 ) -> Iterator[tuple[str, griffe.Object]]:
     shown: dict[str, list[str]] = {}
     for page in sorted(pages.rglob("*.md")) if pages is not None else ():
@@ -149,11 +199,13 @@ def _public(
                 continue
             shown.setdefault(found.path, []).append(page.name)
             yield found.path, found
+    interfaces = {*INTERFACES, *(package.path for package in packages)}
+    for use in uses:
+        interfaces.add(use.name.rpartition(".")[0])
+        yield from _used(packages[0], use, shown if pages is not None else None, faults)
     for package in packages:
         for module in own_objects(package):
-            if not isinstance(module, griffe.Module) or (
-                module is not package and module.path not in INTERFACES
-            ):
+            if not isinstance(module, griffe.Module) or module.path not in interfaces:
                 continue
             for name in module.exports or ():
                 found = lookup(module, f"{module.path}.{name}") or _lazy(module, str(name))
@@ -164,6 +216,23 @@ def _public(
                 if pages is not None and len(where) != 1:
                     faults.append(_fault(found, f"is on {len(where)} pages of the reference, not on one"))
                 yield found.path, found
+
+
+def _used(
+    scope: griffe.Module, use: Use, shown: dict[str, list[str]] | None, faults: list[Fault]
+) -> Iterator[tuple[str, griffe.Object]]:
+    home, _, name = use.name.rpartition(".")
+    module = lookup(scope, home)
+    found = lookup(scope, use.name) or (_lazy(module, name) if isinstance(module, griffe.Module) else None)
+    if found is None:
+        faults.append(Fault(use.place, use.name, "is shown to users but does not exist"))
+    elif isinstance(found, griffe.Module):
+        for each in found.exports or ():
+            yield from _used(scope, Use(use.place, f"{found.path}.{each}"), shown, faults)
+    elif shown is not None and found.path not in shown:
+        faults.append(Fault(use.place, use.name, "is shown to users but on no page of the reference"))
+    else:
+        yield found.path, found
 
 
 def _lazy(module: griffe.Module, name: str) -> griffe.Object | None:

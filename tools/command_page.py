@@ -16,7 +16,8 @@ _HEAD = """# art_topology: command line
 
     uv run art-topology --help
 
-in a clone of the repository; in another environment, `uv pip install './packages/art-topology[cli]'` there brings it.
+in a clone of the repository. For another environment, which is active, run there
+`uv pip install './packages/art-topology[cli]'`.
 
 [Plan a cluster](../../plan-a-cluster.md) goes through the commands in ten minutes. This page is made from the
 command by `tools/command_page.py`.

@@ -19,8 +19,10 @@ def repository() -> Path:
 def faults(tmp_path: Path) -> Callable[..., list[str]]:
     """Writes a package ``planted`` with the given source (all public) and returns what the check finds."""
 
-    def find(source: str, *, public: str = "", pages: dict[str, str] | None = None) -> list[str]:
-        from check_docstrings import check, load
+    def find(
+        source: str, *, public: str = "", pages: dict[str, str] | None = None, shown: str | None = None
+    ) -> list[str]:
+        from check_docstrings import Use, check, load
 
         package = tmp_path / "packages" / "planted" / "src" / "planted"
         package.mkdir(parents=True)
@@ -31,7 +33,8 @@ def faults(tmp_path: Path) -> Callable[..., list[str]]:
         for name, text in (pages or {}).items():
             (tmp_path / "pages").mkdir(exist_ok=True)
             (tmp_path / "pages" / name).write_text(text)
-        found = check(load(tmp_path, ("planted",)), tmp_path / "pages" if pages is not None else None)
+        uses = [Use("guide.md", shown)] if shown is not None else []
+        found = check(load(tmp_path, ("planted",)), tmp_path / "pages" if pages is not None else None, uses)
         return [f"{fault.name}: {fault.text}" for fault in found]
 
     return find

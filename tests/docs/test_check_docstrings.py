@@ -190,6 +190,57 @@ def test_a_public_name_that_is_on_no_page_is_found(faults: Faults) -> None:
     ]
 
 
+def test_a_name_that_users_are_shown_must_be_on_a_page(faults: Faults) -> None:
+    assert faults(GOOD, pages={"one.md": "::: planted.f\n"}, shown="planted.code.Sizes") == [
+        "planted.code.Sizes: is shown to users but on no page of the reference"
+    ]
+
+
+def test_a_name_that_users_are_shown_may_be_on_the_page_by_another_path(faults: Faults) -> None:
+    assert faults(GOOD, pages={"one.md": "::: planted.code.f\n"}, shown="planted.f") == []
+
+
+def test_a_name_that_users_are_shown_must_exist(faults: Faults) -> None:
+    found = faults(GOOD, shown="planted.code.gone")
+    assert found == ["planted.code.gone: is shown to users but does not exist"]
+
+
+def test_a_name_that_users_are_shown_must_be_documented_whole(faults: Faults) -> None:
+    source = GOOD.replace("        byte_count: bytes in all.\n", "")
+    assert faults(source, shown="planted.code.Sizes") == ["planted.code.Sizes: byte_count is not documented"]
+
+
+def test_all_of_a_module_that_users_import_from_is_public(faults: Faults) -> None:
+    source = f"__all__ = ['Sizes', 'f']\n{GOOD}"
+    assert faults(source, pages={"one.md": "::: planted.f\n"}, shown="planted.code.f") == [
+        "planted.code.Sizes: is on 0 pages of the reference, not on one"
+    ]
+
+
+def test_what_users_are_shown_is_read_from_programs_and_pages(tmp_path: Path) -> None:
+    from check_docstrings import uses_of
+
+    (tmp_path / "examples" / "one").mkdir(parents=True)
+    program = "from art.deep import inner\nimport os, art\nart.Top\n"
+    (tmp_path / "examples" / "one" / "train.py").write_text(program)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "guide.md").write_text(
+        '```python title="a.py"\nimport art\nfrom json import dumps\n```\n'
+        "Then\n```python\nart.go(os.path)\n```\n"
+        "```console\n$ from art import nothing\n```\n"
+    )
+    package = tmp_path / "packages" / "art-trainer"
+    package.mkdir(parents=True)
+    (package / "README.md").write_text("```python\nfrom art_trainer import LoraSpec\n```\n")
+    found = {(Path(use.place).name, use.name) for use in uses_of(tmp_path)}
+    assert found == {
+        ("train.py", "art.deep.inner"),
+        ("train.py", "art.Top"),
+        ("guide.md", "art.go"),
+        ("README.md", "art_trainer.LoraSpec"),
+    }
+
+
 def test_faults_end_the_command_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from check_docstrings import PACKAGES, main
 
@@ -206,8 +257,11 @@ def test_faults_end_the_command_with_status_1(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_every_public_name_of_this_repository_is_documented(repository: Path) -> None:
-    from check_docstrings import check, load
+    from check_docstrings import check, load, uses_of
 
-    packages = load(repository)
-    assert check(packages, repository / "docs" / "reference") == []
+    packages, uses = load(repository), set(uses_of(repository))
+    assert check(packages, repository / "docs" / "reference", uses) == []
     assert len(packages) == 6
+    assert {"art.reporting.RunReport", "art.demo.model.ensure_vllm", "art_trainer.rank.TrainerRank"} <= {
+        use.name for use in uses
+    }

@@ -25,7 +25,7 @@ def folder_argument(text: str) -> Path:
 
 
 def whole_number(text: str, lowest: int, highest: int) -> int:
-    """A whole number within bounds, in plain digits.
+    """The whole number that ``text`` is in plain digits, from ``lowest`` to ``highest``.
 
     Raises:
         argparse.ArgumentTypeError: it is something else.

@@ -63,12 +63,12 @@ def failed(name: str, found: str, needed: str = "", remedy: str = "") -> Check:
 
 
 def failures(checks: Iterable[Check]) -> list[Check]:
-    """Those that failed, each once."""
+    """Those of ``checks`` that failed, each once."""
     return list(dict.fromkeys(check for check in checks if check.state is State.FAILURE))
 
 
 def warnings(checks: Iterable[Check]) -> list[Check]:
-    """Those that warn, each once."""
+    """Those of ``checks`` that warn, each once."""
     return list(dict.fromkeys(check for check in checks if check.state is State.WARNING))
 
 

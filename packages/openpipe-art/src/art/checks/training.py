@@ -55,7 +55,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         snapshot_capacity: adapters in memory that publication and durability may lag behind.
         lora_rank: of the adapter.
         dtype: of the server's weights.
-        kv_cache_bytes: of the server.
+        kv_cache_bytes: of the server, in bytes; None for 1 GiB.
         endpoints: address, port and purpose of what listens; port 0 is free to choose.
     """
 

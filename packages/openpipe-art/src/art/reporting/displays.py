@@ -38,7 +38,7 @@ class Display(Protocol):
     """Shows events in the order in which they come; all calls come from one thread."""
 
     def show(self, event: Event) -> None:
-        """Shows one.
+        """Shows one ``event``.
 
         Raises:
             DisplayError: it cannot be written.
@@ -71,6 +71,9 @@ class PlainDisplay:
     """Lines for a log: the same ones in the same order in every run of a program that has all it fetches.
 
     What a phase says while it downloads or builds comes as it is said; what goes on otherwise is not shown.
+
+    Args:
+        stream: for text; standard output by default. It stays open.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -80,7 +83,11 @@ class PlainDisplay:
         self._summarized = False
 
     def show(self, event: Event) -> None:
-        """Prints what is worth a line."""
+        """Prints what of ``event`` is worth a line.
+
+        Raises:
+            DisplayError: it cannot be written.
+        """
         match event:
             case PhaseStarted():
                 self._fetches = event.fetches
@@ -117,14 +124,22 @@ class PlainDisplay:
 
 
 class JsonDisplay:
-    """One JSON object per line for each event; see :mod:`art.reporting.events`."""
+    """One JSON object per line for each event; see :mod:`art.reporting.events`.
+
+    Args:
+        stream: for text; standard output by default. It stays open.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._output = Output(stream or sys.stdout)
         self._encoder = msgspec.json.Encoder(enc_hook=str)
 
     def show(self, event: Event) -> None:
-        """Writes it."""
+        """Writes ``event``.
+
+        Raises:
+            DisplayError: it cannot be written.
+        """
         self._output.line(self._encoder.encode(event).decode())
 
     def watch(self, counts: Counts) -> None:

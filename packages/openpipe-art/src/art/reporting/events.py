@@ -19,7 +19,7 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", t
         steps_done: that a resumed run goes on from; 0 in a new one.
         policy_version: that it goes on from.
         rewards: of the steps that are done.
-        elapsed_s: that these steps took, with all else up to then.
+        elapsed_s: seconds that these steps took, with all else up to then.
     """
 
     name: str
@@ -32,8 +32,13 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", t
 
 
 class PhaseStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="phase_started"):
-    """A part of the run that is no step begins; ``fetches`` when it may download or build, ``usually`` says
-    how long it takes, where that is known."""
+    """A part of the run that is no step begins.
+
+    Args:
+        name: the part's.
+        fetches: it may download or build.
+        usually: how long it takes, in words with their unit (``15 to 30 s``); empty where that is not known.
+    """
 
     name: str
     fetches: bool = False
@@ -41,7 +46,15 @@ class PhaseStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="event",
 
 
 class PhaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="phase"):
-    """It is done, ``detail`` says with what; or it failed (``ok`` is false), or ``stopped`` with the run."""
+    """It is done, or was stopped or failed.
+
+    Args:
+        name: the part's.
+        duration_s: seconds that it took.
+        detail: with what it ended; may be empty.
+        ok: it came to its end.
+        stopped: it ended with the run, which was stopped; ``ok`` is false then, too.
+    """
 
     name: str
     duration_s: float
@@ -51,20 +64,25 @@ class PhaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", t
 
 
 class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
-    """What goes on in the phase."""
+    """What goes on in the phase: ``text`` is a line for people."""
 
     text: str
 
 
 class Notice(msgspec.Struct, frozen=True, tag_field="event", tag="notice"):
-    """A line for the user."""
+    """A line for the user, ``text``."""
 
     text: str
 
 
 class Answer(msgspec.Struct, frozen=True, tag_field="event", tag="answer"):
-    """One of the answers that were just sampled, to look at: some of an evaluation, one of each step. A
-    rollout that failed has no reward."""
+    """One of the answers that were just sampled, to look at: some of an evaluation, one of each step.
+
+    Args:
+        prompt: what was asked, on one line and shortened; may be empty.
+        answer: what was said, likewise.
+        reward: of the rollout; None when it failed.
+    """
 
     prompt: str
     answer: str
@@ -79,7 +97,7 @@ class StepStarted(msgspec.Struct, frozen=True, tag_field="event", tag="step_star
 
 
 class StepSampled(msgspec.Struct, frozen=True, tag_field="event", tag="step_sampled"):
-    """The rollouts of a step are there; it is trained on now."""
+    """The rollouts of ``step`` are there, with the mean ``reward``; it is trained on now."""
 
     step: int
     reward: float
@@ -102,7 +120,7 @@ class StepEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
 
 
 class EvaluationStarted(msgspec.Struct, frozen=True, tag_field="event", tag="evaluation_started"):
-    """Answers that are not trained on are sampled."""
+    """Answers that are not trained on are sampled: the evaluation ``name``, of ``policy_version``."""
 
     name: str
     policy_version: int
@@ -125,7 +143,7 @@ class RunEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
         reason: ``finished``, ``interrupted`` (a signal) or ``failed``.
         doing: what was at work when it was stopped, for example ``step 5, training``; may be empty.
         steps: that were finished.
-        duration_s: of the run, the time before a resumption included.
+        duration_s: seconds of the run, the time before a resumption included.
         reward: mean of the last :data:`art.reporting.WINDOW` steps; None without a step.
         rewards: how many steps that is the mean of.
         run_folder: absolute.
@@ -146,7 +164,12 @@ class RunEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
 
 
 class ErrorRaised(msgspec.Struct, frozen=True, tag_field="event", tag="error"):
-    """Why a run failed, or why none was started; the last event then, after :class:`RunEnded` if any."""
+    """Why a run failed, or why none was started; the last event then, after :class:`RunEnded` if any.
+
+    Args:
+        kind: the error's type.
+        message: its text.
+    """
 
     kind: str
     message: str
@@ -168,3 +191,4 @@ type Event = (
     | RunEnded
     | ErrorRaised
 )
+"""What a display is told: any of these."""
