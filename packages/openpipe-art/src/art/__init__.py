@@ -105,7 +105,12 @@ def __getattr__(name: str) -> "Any":
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'art' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    try:
+        value = getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        from art.checks.packages import missing_extra
+
+        raise missing_extra(f"art.{name}", error) from None
     globals()[name] = value
     return value
 

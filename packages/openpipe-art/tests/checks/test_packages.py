@@ -1,6 +1,9 @@
 """Installed packages are compared with what the installed metadata declares, extras included."""
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,7 +102,38 @@ def test_a_clone_is_told_of_uv(site, monkeypatch):
     assert packages.install_command("cpu") == "pip install 'openpipe-art[cpu]==9.0'"  # no clone any more
     clone.mkdir()
     (clone / "uv.lock").touch()
-    assert packages.install_command("cpu") == f"cd {clone} && uv sync"
+    here = f"cd {shlex.quote(str(clone))} && "
+    into = f"uv pip install --python {shlex.quote(sys.executable)} -e './packages/openpipe-art[cpu]'"
+    assert packages.install_command("cpu") == here + into
+    monkeypatch.setattr(sys, "prefix", str(clone / ".venv"))
+    assert packages.install_command("cpu") == f"{here}uv sync"
+
+
+@pytest.mark.parametrize(("name", "package"), [("MegatronBackend", "art_serving")])
+def test_a_name_that_needs_an_extra_says_so_with_the_command(name, package, tmp_path):
+    """As in an installation without extras: nothing can import the package."""
+    (tmp_path / "program.py").write_text(
+        "import sys\nimport importlib.abc\n"
+        f"class Absent(importlib.abc.MetaPathFinder):\n"
+        f"    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] == {package!r}:\n"
+        f"            raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)\n"
+        f"sys.meta_path.insert(0, Absent())\n"
+        f"import importlib.util\n"
+        f"found = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name, *more: name != {package!r} and found(name, *more) or None\n"
+        f"import art\n"
+        f"try:\n"
+        f"    art.{name}\n"
+        f"except art.ConfigError as error:\n"
+        f"    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=60
+    )
+    said = f"art.{name} needs the package {package}, which comes with the extra 'cpu': "
+    command = packages.install_command("cpu")
+    assert done.stdout == f"{said}`{command}` ({tmp_path / 'program.py'}:13)\n", done.stderr
 
 
 def test_this_python_will_do():

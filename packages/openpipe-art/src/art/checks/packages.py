@@ -8,21 +8,35 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from art.checks.machine import python_version
 from art.checks.results import Check, failed, passed
+from art.errors import ConfigError
+from art.user_code import with_place
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 DISTRIBUTION = "openpipe-art"
 PYTHON_REMEDY = "make an environment with `uv venv --python 3.12` and install ART there"
+_EXTRA_OF = {
+    "monarch": "distributed",
+    "psutil": "distributed",
+    "art_trainer": "cpu",
+    "art_serving": "cpu",
+    "jinja2": "cpu",
+    "rich": "cpu",
+    "tokenizers": "cpu",
+}
+"""Packages that ART imports from its extras."""
 _OURS = ("openpipe-art", "art-topology", "art-dataplane", "art-kernels", "art-trainer", "art-serving")
 
 
@@ -51,29 +65,56 @@ class PackageProblem(msgspec.Struct, frozen=True):
 
 
 def install_command(extra: str) -> str:
-    """What installs an extra of this very version: from the clone that it came from, else by name."""
+    """What installs an extra of this very version into the environment that runs: from the clone that it came
+    from, else by name."""
     wanted = f"[{extra}]" if extra else ""
     clone = _clone()
-    if clone is not None:
-        return f"cd {clone} && uv sync"
-    try:
-        version = f"=={importlib.metadata.version(DISTRIBUTION)}"
-    except importlib.metadata.PackageNotFoundError:
-        version = ""
-    return f"pip install '{DISTRIBUTION}{wanted}{version}'"
+    if clone is None:
+        try:
+            version = f"=={importlib.metadata.version(DISTRIBUTION)}"
+        except importlib.metadata.PackageNotFoundError:
+            version = ""
+        return f"pip install '{DISTRIBUTION}{wanted}{version}'"
+    goto = f"cd {shlex.quote(str(clone))}"
+    if Path(sys.prefix).resolve() == (clone / ".venv").resolve():
+        return f"{goto} && uv sync"
+    editable = "-e " if _direct_url().get("dir_info", {}).get("editable") else ""
+    source = shlex.quote(f"./packages/{DISTRIBUTION}{wanted}")
+    return f"{goto} && uv pip install --python {shlex.quote(sys.executable)} {editable}{source}"
+
+
+def missing_extra(name: str, error: ModuleNotFoundError) -> Exception:
+    """What to raise where the public name ``name`` cannot be imported: a package is missing that an extra
+    brings, and that is told; anything else is ``error`` itself."""
+    package = (error.name or "").partition(".")[0]
+    extra = _EXTRA_OF.get(package)
+    if extra is None or importlib.util.find_spec(package) is not None:
+        return error
+    return ConfigError(
+        with_place(
+            f"{name} needs the package {package}, which comes with the extra {extra!r}: "
+            f"`{install_command(extra)}`"
+        )
+    )
 
 
 def _clone() -> Path | None:
     """The root of the source tree that ART was installed from, or None."""
-    try:
-        text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    url = urlsplit(json.loads(text or "{}").get("url", ""))
+    url = urlsplit(_direct_url().get("url", ""))
     if url.scheme != "file":
         return None
     root = Path(unquote(url.path)).parents[1]
     return root if (root / "uv.lock").is_file() else None
+
+
+def _direct_url() -> dict[str, Any]:
+    """Where ART was installed from, as installers write it down; empty when that was an index."""
+    try:
+        text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        text = None
+    found: dict[str, Any] = json.loads(text or "{}")
+    return found
 
 
 @functools.cache
