@@ -130,6 +130,11 @@ def test_the_help_of_the_demo_names_every_option_and_every_event(
     assert [word for word in [*options, *kinds] if word not in said] == []
 
 
+@pytest.fixture(autouse=True)
+def commands_are_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
+
+
 def stopped_run(folder: Path, name: str = "yes-no-maybe", **settings: object) -> Path:
     plain = {**msgspec.to_builtins(Settings(), enc_hook=str), **settings}
     kept = {key: value for key, value in plain.items() if key not in ("run_dir", "resume")}

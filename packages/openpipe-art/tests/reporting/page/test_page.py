@@ -385,6 +385,19 @@ def test_how_a_run_ended_is_text(maker: Any, hostile: str) -> None:
     assert "No step is on disk to go on from" in page.all_text()
 
 
+def test_the_models_name_is_short_and_its_folder_is_there_to_be_seen(maker: Any) -> None:
+    key = "34e7a542fe420fa0223e339525e6a030"
+    maker.describe(model=f"smollm2-135m-instruct-{key}", model_folder=f"/cache/smollm2-135m-instruct-{key}")
+    page = page_of(maker.folder)
+    assert "smollm2-135m-instruct \u00b7 started" in " ".join(page.all_text().split())
+    titles = [
+        attributes["title"] for tag, attributes in page.elements if tag == "bdi" and "title" in attributes
+    ]
+    assert titles == [f"/cache/smollm2-135m-instruct-{key}"]
+    maker.describe(model="Llama-3.2-1B-Instruct")
+    assert "Llama-3.2-1B-Instruct" in page_of(maker.folder).all_text()
+
+
 def test_the_time_of_the_parts_is_never_more_than_that_of_the_run(maker: Any) -> None:
     folder = maker.run(6)
     steps = lines(folder / METRICS)

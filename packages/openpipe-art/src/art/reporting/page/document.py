@@ -25,6 +25,9 @@ from art.reporting.run_state import RunState, advice, headline, in_short, unfini
 
 _STYLES = ("page.css",)
 _SCRIPTS = ("format.js", "plot.js", "plots.js", "tokens.js", "trajectories.js", "before.js", "page.js")
+_CACHE_KEY = re.compile("-[0-9a-f]{32,}$")
+"""At the end of a name of what lies in a cache by its content."""
+
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
 
@@ -64,7 +67,8 @@ def render(run: Run, samples: Samples) -> bytes:
             "policy": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
             "base-uri 'none'; form-action 'none'",
             "name": _text(description.name),
-            "model": _text(description.model),
+            "model": _text(_CACHE_KEY.sub("", description.model)),
+            "model_folder": _text(description.model_folder),
             "version": _text(description.art_version),
             "started": _text(day(description.started_unix_s)),
             "state": _text(in_short(run.state)),

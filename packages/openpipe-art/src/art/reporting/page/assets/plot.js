@@ -218,7 +218,8 @@ class Plot {
   showCursor() {
     const step = cursor.step ?? this.rest;
     const index = this.steps.indexOf(step);
-    const remark = this.remark?.(index);
+    const earlier = cursor.step === null && step !== this.steps.at(-1);
+    const remark = earlier ? "last with values" : this.remark?.(index);
     this.where.textContent = `step ${whole.format(step)}${remark ? ` \u00b7 ${remark}` : ""}`;
     const texts = this.series.map((item) => (item.at ? item.at(step) : (item.format ?? short)(item.ys[item.xs.indexOf(step)])));
     this.values.forEach((node, position) => { node.textContent = texts[position]; });

@@ -9,7 +9,7 @@ function plots(data) {
   const remark = (index) => (columns.skipped?.[index] ? "no update" : columns.restored?.[index] ? "restored after a kill" : "");
   const shared = { steps, domain, remark };
   const series = (name, key, tone, more = {}) => ({ name, tone, kind: "line", xs: steps, ys: columns[key] ?? [], ...more });
-  return [
+  const found = [
     rewardPlot(data, shared, series),
     ...(data.shares ? [sharesPlot(data.shares, shared)] : []),
     new Plot({
@@ -40,9 +40,13 @@ function plots(data) {
       note: "A version is the number of the optimizer step that made it. Tokens of one step may come from several.",
       series: versionSeries(data, series),
     }),
-    timeByPart(data),
     anyPlot(columns, shared, series),
+    timeByPart(data),
   ].filter((plot) => plot.series.length);
+  // They stand in two columns: of an odd number the last takes both.
+  const narrow = found.filter((plot) => !plot.figure.classList.contains("wide"));
+  if (narrow.length % 2) narrow.at(-1).figure.classList.add("wide");
+  return found;
 }
 
 function rewardPlot(data, shared, series) {
@@ -155,7 +159,7 @@ function timeByPart(data) {
       drawing("rect", { class: `bars tone${item.tone}`, height: 14, width: `${(100 * (item.seconds ?? 0)) / longest}%`, rx: 2 }))),
     element("td", { class: "number" }, duration(item.seconds)),
     element("td", { class: "number" }, total ? `${((100 * (item.seconds ?? 0)) / total).toFixed(1)} %` : NONE)));
-  const figure = element("figure", { class: "plot card" },
+  const figure = element("figure", { class: "plot card wide" },
     element("figcaption", {},
       element("div", { class: "heading" }, element("h3", {}, "Time by part of the run"), element("p", { class: "where" }, duration(total))),
       element("p", { class: "note" }, "All of the run, also what came before it was resumed: start, evaluations, and the steps\u2019 parts summed up.")),
