@@ -155,7 +155,7 @@ class TrajectoryLine(msgspec.Struct, frozen=True, kw_only=True):
         reward: None when it failed.
         advantage: relative to its group as the trainer uses it; None where nothing was trained.
         metrics: of the trajectory, as the rollout gave them.
-        metadata: likewise; ``prompt`` and ``answer`` are what the display and the page show of it.
+        metadata: likewise; the page shows all of it, a live display ``prompt`` and ``answer``.
         record: id of the record that holds its tokens; empty without one.
         worker: what ran it, for example ``rollout worker 3 (pid 123)``; empty where the program itself did.
         exchanges: with the tokens; kept for some trajectories of each group, empty for the others.
