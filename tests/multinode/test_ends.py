@@ -212,3 +212,33 @@ def test_a_port_that_is_taken_is_said(launch: Callable[..., Any], checker: Lefto
         assert f"port {port} of 127.0.0.1 is in use" in launched.errors
         assert "Traceback" not in launched.errors
     checker.assert_clean(10)
+
+
+def test_a_controller_that_stands_still_for_longer_than_half_a_minute_goes_on(
+    launch: Callable[..., Any], checker: LeftoverChecker
+) -> None:
+    """As with Ctrl-Z and `fg`: Monarch's own limits, of 30 s and less, are not what decides."""
+    twice = """await executor.start()
+        while not (runtime.temp_dir.parent / "never").exists():
+            for handle in executor.handles.values():
+                await handle.call("stats", deadline_s=10)
+            print("ANSWERED", time.monotonic(), flush=True)
+            await asyncio.sleep(0.2)"""
+    launched = launch(program(twice))
+    launched.wait_for("ANSWERED")
+    launched.process.send_signal(signal.SIGSTOP)
+    time.sleep(40)  # the very thing that is tested
+    launched.process.send_signal(signal.SIGCONT)
+    began = time.monotonic()
+
+    def answered() -> bool:
+        lines = [line.split() for line in launched.output.splitlines() if line.startswith("ANSWERED")]
+        return sum(float(line[1]) > began + 1 for line in lines) >= 3
+
+    while not answered():
+        assert launched.process.poll() is None, launched.errors
+        assert time.monotonic() < began + 20
+        time.sleep(0.1)
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.wait(10) == 130
+    checker.assert_clean(10)

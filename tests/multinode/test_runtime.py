@@ -396,7 +396,7 @@ async def test_a_dead_rollout_worker_is_named_until_it_is_replaced(runtime: ArtR
 
 async def test_workers_are_bounded_by_the_free_cpu_slots(runtime: ArtRuntime, user: Any) -> None:
     function = InstalledAsyncCallable.from_callable(user.rollout)
-    with pytest.raises(RuntimeFailure, match="target_workers is 4; the topology has 3 free CPU slots"):
+    with pytest.raises(RuntimeFailure, match=r"only 3 free CPU slots .* give 1 to 3, or raise"):
         runtime.rollout_executor(function, target_workers=4)
     executor = runtime.rollout_executor(function, target_workers=2)
     assert executor.workers == (0, 1)

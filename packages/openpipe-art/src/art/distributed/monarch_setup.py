@@ -20,7 +20,20 @@ type FaultListener = Callable[[str], None]
 
 _POLL_VARIABLE = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"
 _QUIET = {"MONARCH_FILE_LOG": "error"}
-WORKER_ENVIRONMENT = {_POLL_VARIABLE: "1s", **_QUIET}
+_PATIENCE = "1h"
+"""How long parts of a run may not hear of each other before Monarch takes one for dead.
+
+A controller that a user stops (Ctrl-Z, a debugger) for longer than that is lost. Deaths do not wait for it:
+they are seen by pidfd, and the children of a process that dies are killed by the kernel.
+"""
+_PATIENT = {
+    "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": _PATIENCE,
+    "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": _PATIENCE,
+    "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE": _PATIENCE,
+    "HYPERACTOR_MESH_SUPERVISION_WATCHDOG_TIMEOUT": _PATIENCE,
+    "HYPERACTOR_MESH_ORPHAN_TIMEOUT": _PATIENCE,
+}
+WORKER_ENVIRONMENT = {_POLL_VARIABLE: "1s", **_PATIENT, **_QUIET}
 
 _lock = threading.Lock()
 _listeners: dict[str, FaultListener] = {}
@@ -54,7 +67,12 @@ def prepare(transport: str, temp_dir: Path) -> None:
             ) from error
 
         configure(
-            get_proc_state_max_idle="30s", get_actor_state_max_idle="30s", mesh_attach_config_timeout="60s"
+            get_proc_state_max_idle=_PATIENCE,
+            get_actor_state_max_idle=_PATIENCE,
+            message_delivery_timeout=_PATIENCE,
+            supervision_watchdog_timeout=_PATIENCE,
+            mesh_orphan_timeout=_PATIENCE,
+            mesh_attach_config_timeout="60s",
         )
         try:
             monarch.actor.enable_transport(transport)

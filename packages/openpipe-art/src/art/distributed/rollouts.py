@@ -32,7 +32,7 @@ from art.model import TrainableModel
 from art.settings import instance, number, whole_number
 from art.trajectories import TrajectoryHandle
 from art.trajectory_groups import gathering_group_id, trajectories_expected
-from art.user_code import described, shown
+from art.user_code import described, shown, with_place
 from art_dataplane import Lease, TrajectoryRecord, TrajectoryRef, read_records
 from art_dataplane.locations import INLINE_LIMIT
 from art_topology import RuntimeTopology
@@ -80,10 +80,7 @@ class RolloutExecutor:
         self._places = places(runtime.topology)
         target_workers = whole_number("target_workers", target_workers, 2)
         if target_workers > len(self._places):
-            raise RuntimeFailure(
-                f"target_workers is {target_workers}; the topology has {len(self._places)} free CPU slots, "
-                f"so it must be 1 to {len(self._places)}. Raise cpu_slots of the hosts for more"
-            )
+            raise RuntimeFailure(with_place(_too_many(target_workers, len(self._places))))
         self._rollout_timeout_s = number("rollout_timeout_s", rollout_timeout_s, 600.0, above=0)
         self._env = dict(env)
         self._workers: tuple[int, ...] = tuple(range(target_workers))
@@ -370,3 +367,18 @@ def _parts(refs: Sequence[TrajectoryRef], owner: str) -> Iterator[list[Trajector
         byte_count += ref.byte_count
     if part:
         yield part
+
+
+def _too_many(workers: int, slots: int) -> str:
+    """The message for more ``workers`` than free CPU ``slots``.
+
+    Counted are the slots that neither trainer nor services of the topology take. Those that
+    :class:`art.MegatronBackend` places itself take none of them.
+    """
+    has = f"only {slots} free CPU slot{'s' if slots > 1 else ''}" if slots else "no free CPU slot"
+    allowed = f"give 1{f' to {slots}' if slots > 1 else ''}, or " if slots else ""
+    return (
+        f"target_workers is {workers}, and the topology has {has} for rollout workers, which take one each; "
+        f"{allowed}raise cpu_slots of the hosts by {workers - slots}. The trainer and the model service that "
+        "art.MegatronBackend starts take none of these"
+    )
