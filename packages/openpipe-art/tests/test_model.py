@@ -140,7 +140,7 @@ async def test_a_call_that_must_be_awaited_is_a_coroutine_like_any(recwarn: pyte
     first, second = await asyncio.gather(made.train([]), asyncio.ensure_future(made.train([])))
     assert {first.step, second.step} == {1, 2}
     with pytest.raises(
-        TypeError, match=r"TrainableModel.train\(\) got an unexpected keyword argument 'confg'"
+        TypeError, match=r"^TrainableModel.train\(\) has no argument 'confg'; did you mean 'config'\? \(.*\)$"
     ):
         made.train([], confg=art.TrainConfig())
     waiting = asyncio.create_task(made.train([]))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, NoReturn
 
+from art.calls import check_arguments
 from art.user_code import AWAIT_HINT, caller_place, place
 
 _told_once: dict[str | tuple[str, type[Warning], int], int] = {}
@@ -23,17 +24,14 @@ def must_be_awaited[**P, T](
     """Decorates an ``async def``: what a call gives is a coroutine that tells how it should have been used.
 
     An attribute of it, or a loop over it, is an error that asks for the ``await``; one that is dropped before
-    it ran warns with the line of the call. Wrong arguments raise ``TypeError`` at the call, as they do of
-    any function.
+    it ran warns with the line of the call. Wrong arguments raise :class:`art.calls.ArgumentError` at the
+    call.
     """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*arguments: P.args, **keywords: P.kwargs) -> Coroutine[Any, Any, T]:
-        try:
-            signature.bind(*arguments, **keywords)
-        except TypeError as error:
-            raise TypeError(f"{function.__qualname__}() {error}") from None
+        check_arguments(signature, function.__qualname__, arguments, keywords)
         return _Call(lambda: function(*arguments, **keywords), function.__qualname__, *caller_place(1))
 
     return inspect.markcoroutinefunction(call)

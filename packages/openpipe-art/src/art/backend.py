@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from art.awaiting import must_be_awaited
+from art.calls import checked_call
 from art.checks import Check, TrainingPlan, require, training_checks, warnings
 from art.checks.cache import build_checks
 from art.checks.training import folder_checks
@@ -54,9 +55,10 @@ class MegatronBackend:
             :class:`art.reporting.RunReport` does. By default ``progress``, or standard error without one.
 
     Raises:
-        SettingError: a value is of a wrong type or out of its range.
+        SettingError: a value is of a wrong type or out of its range, or there is no argument of a name.
     """
 
+    @checked_call
     def __init__(
         self,
         *,

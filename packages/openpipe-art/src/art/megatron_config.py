@@ -8,6 +8,7 @@ import threading
 
 import msgspec
 
+from art.calls import checked_call
 from art.errors import ConfigError
 from art.settings import SettingsMeta, instance, keep, whole_number
 from art_topology import MegatronTopologyConfig
@@ -53,6 +54,7 @@ _config: MegatronRuntimeConfig | None = None
 _taken = False
 
 
+@checked_call
 def init_megatron_runtime_config(
     topology: MegatronTopologyConfig | None = None,
     *,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from art.calls import checked_call
 from art.checks.chat_template import ChatTemplate
 from art.checks.model_facts import folder_problem, read_config
 from art.checks.packages import install_command
@@ -43,6 +44,7 @@ class PromptLengths(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.tokens, default=0)
 
 
+@checked_call
 def check_prompt_lengths(
     base_model: str | Path,
     prompts: Iterable[Prompt],

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from art.awaiting import must_be_awaited
+from art.calls import checked_call
 from art.checks import require, runtime_checks
 from art.distributed.actor_process import ACTOR_TMPDIR_VARIABLE, CPUS_VARIABLE
 from art.distributed.callables import AsyncFunction, InstalledAsyncCallable
@@ -302,6 +303,7 @@ class ArtRuntime:
         self.failures.add(handle.name, service.failure)
         return service
 
+    @checked_call
     def rollout_executor(
         self,
         function: InstalledAsyncCallable | AsyncFunction,
