@@ -204,6 +204,15 @@ def test_prompts_longer_than_the_models_positions_are_refused(place, demo_model_
     assert "take a model that was made for 2048 tokens or more" in found["packed_sequence_length"].remedy
 
 
+def test_a_model_of_too_many_layers_for_the_kv_cache_is_told_as_that(place, demo_model_folder):
+    """A token of it takes 2 x 500 layers x 3 heads x 64 numbers x 4 bytes = 750 KiB."""
+    edited(demo_model_folder, "config.json", num_hidden_layers=500)
+    check = {check.name: check for check in failures(demo_checks(model=demo_model_folder))}["KV cache"]
+    assert "1.0 GiB hold 1398 tokens" in check.found
+    assert "says 500 layers with 3 key-value heads of 64 numbers: 750 KiB for each token" in check.found
+    assert check.remedy.startswith("take a model with fewer layers or key-value heads")
+
+
 def test_a_program_file_that_hides_a_module_is_refused(place):
     (place / "random.py").write_text("")
     with pytest.raises(PreflightError, match=r"module names: .*random\.py would be imported in place of"):

@@ -67,6 +67,14 @@ def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):
     assert check.found.endswith("the file system is read-only")
 
 
+@pytest.mark.parametrize("folder", ["/proc/art/run", "/proc/self", "/sys/art"])
+def test_no_run_can_be_kept_in_what_the_kernel_shows_as_files(folder):
+    check = folder_check("run folder", Path(folder), "choose another")
+    assert check.state is State.FAILURE
+    assert "cannot be made: " in check.found
+    assert "free" not in check.found
+
+
 def test_proc_has_no_room_for_a_run():
     assert disk_check("disk", Path("/proc/art/run"), 1, "choose another").state is State.FAILURE
 

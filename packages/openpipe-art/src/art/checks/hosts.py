@@ -176,6 +176,8 @@ def folder_check(name: str, folder: Path, remedy: str) -> Check:
     if not existing.is_dir():
         found = f"{folder} is a file" if folder.exists() else f"{folder} cannot be made: {existing} is a file"
         return failed(name, found, remedy=remedy)
+    if machine.of_the_kernel(existing):
+        return failed(name, f"{folder} cannot be made: {existing} holds no files of users'", remedy=remedy)
     if not machine.writable(existing):
         why = (
             "the file system is read-only" if machine.read_only(existing) else f"no permission in {existing}"

@@ -244,6 +244,12 @@ def read_only(folder: Path) -> bool:
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
+def of_the_kernel(folder: Path) -> bool:
+    """Whether ``folder``, which exists, is below ``/proc`` or ``/sys``, where nobody can make files."""
+    kernels = {os.stat(path).st_dev for path in ("/proc", "/sys") if os.path.ismount(path)}
+    return os.stat(folder).st_dev in kernels
+
+
 def temporary_folder() -> Path:
     """Where temporary files go, by ``TMPDIR`` and Python's rules; links followed.
 

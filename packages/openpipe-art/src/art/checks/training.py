@@ -229,13 +229,14 @@ def _length_checks(plan: TrainingPlan, facts: ModelFacts) -> Iterable[Check]:
             f"call art.init_megatron_runtime_config(packed_sequence_length={positions}) or less",
         )
         return
-    room = (plan.kv_cache_bytes or KV_CACHE_BYTES) // (
-        facts.kv_bytes_per_token * _served_bytes(plan, facts) // 4
-    )
+    token_bytes = facts.kv_bytes_per_token * _served_bytes(plan, facts) // 4
+    room = (plan.kv_cache_bytes or KV_CACHE_BYTES) // token_bytes
     if length > room:
         yield failed(
             "KV cache",
-            f"{memory_size(plan.kv_cache_bytes or KV_CACHE_BYTES)} hold {room} tokens of this model",
+            f"{memory_size(plan.kv_cache_bytes or KV_CACHE_BYTES)} hold {room} tokens of this model, whose "
+            f"config.json says {facts.layers} layers with {facts.kv_heads} key-value heads of "
+            f"{facts.head_dim} numbers: {memory_size(token_bytes)} for each token",
             f"{length} for one prompt and its answer (packed_sequence_length)",
             f"call art.init_megatron_runtime_config(packed_sequence_length={room}) or less, or give the "
             "model service more kv_cache_bytes",
