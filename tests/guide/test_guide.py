@@ -139,6 +139,7 @@ def test_it_does_what_it_says(tmp_path: Path, checker: LeftoverChecker) -> None:
     looked = reader.goes_on_to("python look.py").splitlines()
     assert len(looked) == 16, "four rollouts of each of four groups keep their tokens"
     assert all(" turn 1 v0: " in line for line in looked)
+    assert "step-0007.jsonl does not exist" in reader.goes_on_to("python look.py")
 
     # A second turn.
     reader.goes_on_to(f"{run}--folder runs/two-turns")
