@@ -316,7 +316,7 @@ class RunReport:
         if limit <= done == self._resumed_after:
             self.line(
                 f"no step is left to take: the run has taken {done}, and {limit} is the most; to go on, let "
-                f"it take more than {done} steps"
+                f"it take more than {done} step{'' if done == 1 else 's'}"
             )
 
     async def sampled(self, groups: Sequence[TrajectoryGroup], *, config: TrainConfig | None = None) -> None:
