@@ -126,9 +126,9 @@ def test_a_killed_controller_leaves_nothing_and_the_next_start_says_what_it_foun
     assert following.output == "NEXT\n"
     (line,) = following.errors.splitlines()
     assert re.fullmatch(
-        rf"art: run [0-9a-f]{{12}} \(pid {launched.process.pid}, started .*\) ended without closing: its "
-        r"controller (was killed by SIGKILL|is gone); cleaned up by its custodian: \d+ processes ended, "
-        r"1 shared-memory segments .*",
+        rf"art: an earlier run, [0-9a-f]{{12}} .*\(pid {launched.process.pid}, started .*\), ended without "
+        r"closing: its controller (was killed by SIGKILL|is gone); cleaned up by its custodian: "
+        r"\d+ processes ended, 1 shared-memory segments .*",
         line,
     )
     checker.assert_clean(5)

@@ -164,6 +164,7 @@ run = Run.start()
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"], env=run.child_environment(),
                  start_new_session=True)
 Path(f"/dev/shm/art-{run.run_id}-left").write_bytes(b"x" * 10)
+run.keeps_in(Path("/somewhere/runs/f3"))
 print(run.run_id, run.temp_dir, flush=True)
 time.sleep(120)
 """
@@ -194,7 +195,9 @@ def test_a_killed_controllers_things_are_removed_by_its_custodian(state: Path) -
     run = Run.start(announce=lambda report: reports.append(report.line()))
     run.close()
     (line,) = reports
-    assert f"run {run_id} (pid {controller.pid}, " in line
+    assert line.startswith(
+        f"an earlier run, {run_id} in /somewhere/runs/f3 (pid {controller.pid}, started 20"
+    )
     assert re.search(r"ended without closing: its controller (was killed by SIGKILL|is gone); ", line)
     assert "cleaned up by its custodian: 1 processes ended, 1 shared-memory segments" in line
 

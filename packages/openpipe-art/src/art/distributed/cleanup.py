@@ -97,6 +97,8 @@ def clean_up(
         temp_dir_removed=removed,
         duration_s=time.monotonic() - started,
         remaining=tuple(remaining),
+        folders=entry.folders,
+        command=entry.command,
     )
     registry.write_report(report)
     registry.remove_run(entry.run_id)

@@ -63,7 +63,7 @@ def main(state_dir: str, run_id: str) -> int:
         return 0
     clean_up(
         registry,
-        entry,
+        _known(registry, run_id) or entry,  # the run may have told more since
         cause=_cause(entry.controller, controller_fd),
         swept_by="custodian",
         grace_s=GRACE_S,
@@ -72,10 +72,14 @@ def main(state_dir: str, run_id: str) -> int:
     return 0
 
 
+def _known(registry: Registry, run_id: str) -> RunEntry | None:
+    return next((entry for entry in registry.runs() if entry.run_id == run_id), None)
+
+
 def _entry(registry: Registry, run_id: str) -> RunEntry:
-    for entry in registry.runs():
-        if entry.run_id == run_id:
-            return entry
+    entry = _known(registry, run_id)
+    if entry is not None:
+        return entry
     raise SystemExit(f"art custodian: no run {run_id} in {registry.folder}")
 
 

@@ -128,6 +128,7 @@ class ModelRun:
         """Starts everything; the slow parts, the server and the trainer, together."""
         folder = self._settings.folder
         folder.mkdir(parents=True, exist_ok=True)
+        self._runtime.hosts.run.keeps_in(folder)
         packer, _, _ = await _together(
             self._start_packer(), self._start_service(folder), self._start_trainer(folder)
         )

@@ -23,7 +23,7 @@ _KEPT_S = 30 * 24 * 3600.0
 
 
 class RunEntry(msgspec.Struct, frozen=True):
-    """A run that was started and has not closed."""
+    """A run that was started and has not closed. ``folders`` are those that its models are kept in."""
 
     run_id: str
     controller: ProcessId
@@ -32,6 +32,7 @@ class RunEntry(msgspec.Struct, frozen=True):
     started_unix_s: float
     command: str
     custodian: ProcessId | None = None
+    folders: tuple[str, ...] = ()
 
     def controller_alive(self) -> bool:
         """Whether the process that owns the run still runs."""
@@ -60,7 +61,8 @@ class RunReport(msgspec.Struct, frozen=True):
     """What was found and removed after a run that ended without closing.
 
     ``cause`` says how its controller ended, when that could be observed; ``swept_by`` is ``custodian`` or
-    ``next start``; ``remaining`` are lines about what could not be removed.
+    ``next start``; ``remaining`` are lines about what could not be removed; ``folders`` are those that the
+    run is kept in, and ``command`` is how it was started.
     """
 
     run_id: str
@@ -73,6 +75,8 @@ class RunReport(msgspec.Struct, frozen=True):
     temp_dir_removed: bool = False
     duration_s: float = 0.0
     remaining: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    command: str = ""
 
     def line(self) -> str:
         """The report in one line."""
@@ -86,13 +90,16 @@ class RunReport(msgspec.Struct, frozen=True):
             parts.append("temporary folder removed")
         if self.remaining:
             parts.append(f"NOT removed: {'; '.join(self.remaining)}")
+        by = "by its custodian" if self.swept_by == "custodian" else "now"
         return (
-            f"run {self.run_id} (pid {self.controller_pid}, started {started}) ended without closing: "
-            f"{self.cause}; cleaned up by its {self.swept_by}: {', '.join(parts)}"
-            if self.swept_by == "custodian"
-            else f"run {self.run_id} (pid {self.controller_pid}, started {started}) ended without closing: "
-            f"{self.cause}; cleaned up now: {', '.join(parts)}"
+            f"an earlier run, {self.run_id}{self._place()} (pid {self.controller_pid}, started {started}), "
+            f"ended without closing: {self.cause}; cleaned up {by}: {', '.join(parts)}"
         )
+
+    def _place(self) -> str:
+        if self.folders:
+            return f" in {', '.join(self.folders)}"
+        return f" of `{self.command}`" if self.command else ""
 
 
 def state_dir() -> Path:

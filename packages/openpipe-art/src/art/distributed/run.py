@@ -9,9 +9,11 @@ import secrets
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -42,11 +44,20 @@ class Run:
         self._custodian = CustodianWatch(
             command, environment, f"run {entry.run_id}", self._custodian_started, tell
         )
+        self._changing = threading.Lock()
         self._closed = False
 
     def _custodian_started(self, pid: int) -> None:
-        self._entry = msgspec.structs.replace(self._entry, custodian=identify(pid))
-        self._registry.write_run(self._entry)
+        self._change(custodian=identify(pid))
+
+    def keeps_in(self, folder: Path) -> None:
+        """Notes where a model of this run is kept, for what is told should the run end without closing."""
+        self._change(folders=(*self._entry.folders, str(folder)))
+
+    def _change(self, **fields: Any) -> None:
+        with self._changing:
+            self._entry = msgspec.structs.replace(self._entry, **fields)
+            self._registry.write_run(self._entry)
 
     @property
     def run_id(self) -> str:
