@@ -6,6 +6,7 @@ import pytest
 
 from art.distributed.errors import ActorDied, CloseError, PartFailed, RuntimeFailure
 from art.distributed.failures import FailureWatch
+from art.distributed.model_run import next_step
 from art.distributed.monarch_cli import error_texts
 
 LONG_S = 60.0
@@ -127,7 +128,8 @@ class Process:
 
 async def test_a_process_that_dies_ends_what_waits_at_once_and_says_what_to_do(watch):
     process = Process()
-    watch.add_process(process, "Start it again")
+    watch.add_process(process)
+    watch.advise(lambda: "Start it again")
     work = asyncio.ensure_future(watch.guard(asyncio.sleep(LONG_S)))
     await asyncio.sleep(0)
     process.death.set_result(ActorDied("trainer rank 0 (pid 7)", "killed by SIGKILL"))
@@ -138,6 +140,30 @@ async def test_a_process_that_dies_ends_what_waits_at_once_and_says_what_to_do(w
     assert text.startswith("trainer rank 0 (pid 7) died: killed by SIGKILL (")
     assert "`dmesg`" in text
     assert text.endswith(". Start it again")
+
+
+async def test_a_part_that_was_asked_is_told_with_what_to_do_at_that_time(watch, tmp_path):
+    part = Part()
+    watch.add("service", part.check)
+    watch.advise(lambda: next_step(tmp_path))
+    (tmp_path / "generations" / f"step-00000000-{0:032x}").mkdir(parents=True)
+    assert next_step(tmp_path).startswith("No step of the run was on disk yet: start it again")
+    (tmp_path / "generations" / f"step-00000010-{0:032x}").mkdir()
+    part.wrong = "service 'policy' is stalled."
+    with pytest.raises(PartFailed) as caught:
+        await watch.guard(refuse())
+    go_on = "The run can go on from its last step on disk: start it again with resume"
+    assert str(caught.value) == f"service 'policy' is stalled. {go_on}"
+
+
+async def test_the_end_of_a_host_is_a_failure(watch):
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    watch.add_end("host 0", lambda: ended)
+    work = asyncio.ensure_future(watch.guard(asyncio.sleep(LONG_S)))
+    await asyncio.sleep(0)
+    ended.set_result("the worker process of host 0 (pid 7) was killed by SIGKILL")
+    with pytest.raises(PartFailed, match=r"^the worker process of host 0 \(pid 7\) was killed by SIGKILL$"):
+        await work
 
 
 async def test_a_process_that_is_stopped_on_purpose_is_no_failure(watch):

@@ -28,6 +28,7 @@ class FailureWatch:
         self._round: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
         self._deaths: dict[str, asyncio.Task[None]] = {}
+        self._advice: list[Callable[[], str]] = []
 
     @property
     def failure(self) -> str | None:
@@ -40,14 +41,13 @@ class FailureWatch:
         if self._polling is None:
             self._polling = asyncio.create_task(self._poll())
 
-    def add_process(self, handle: ActorHandle, remedy: str = "") -> None:
-        """Begins to watch a part's process: its death is the failure, as soon as it is seen.
+    def add_process(self, handle: ActorHandle) -> None:
+        """Begins to watch a part's process: its death is the failure, as soon as it is seen."""
+        self._deaths[handle.name] = asyncio.create_task(self._await_death(handle))
 
-        Args:
-            handle: of the process.
-            remedy: a sentence about what to do, for the text of the failure.
-        """
-        self._deaths[handle.name] = asyncio.create_task(self._await_death(handle, remedy))
+    def advise(self, advice: Callable[[], str]) -> None:
+        """Takes what says, in a sentence, what to do when a part has failed; it is asked when one has."""
+        self._advice.append(advice)
 
     def add_end(self, name: str, end: Callable[[], Awaitable[str]]) -> None:
         """Begins to watch a part whose ``end`` says in words how it ended: that is the failure."""
@@ -57,13 +57,13 @@ class FailureWatch:
 
         self._deaths[name] = asyncio.create_task(wait())
 
-    async def _await_death(self, handle: ActorHandle, remedy: str) -> None:
-        died = await handle.wait_died()
-        self._fail(f"{died}. {remedy}" if remedy else str(died))
+    async def _await_death(self, handle: ActorHandle) -> None:
+        self._fail(str(await handle.wait_died()))
 
     def _fail(self, text: str) -> None:
         if not self._failure.done():
-            self._failure.set_result(text)
+            advice = dict.fromkeys(one() for one in self._advice)
+            self._failure.set_result(". ".join([text.rstrip("."), *advice]))
 
     def remove(self, name: str) -> None:
         """Ends the watch on a part, which is about to be stopped."""

@@ -55,6 +55,7 @@ from art_serving import EngineOptions
 from art_trainer import Completed, LoraSpec, RlTrainJob, TrainerRuntimeSpec, TrainingRunSpec
 
 _GO_ON = "The run can go on from its last step on disk: start it again with resume"
+_AGAIN = "No step of the run was on disk yet: start it again, with resume if one has come there since"
 _QUEUE_LIMITS = QueueLimits(groups=4096, records=1 << 20, byte_count=8 << 30)
 _REMEMBERED = 1 << 20  # record ids that were trained on
 
@@ -129,6 +130,7 @@ class ModelRun:
         folder = self._settings.folder
         folder.mkdir(parents=True, exist_ok=True)
         self._runtime.hosts.run.keeps_in(folder)
+        self._runtime.failures.advise(lambda: next_step(folder))
         packer, _, _ = await _together(
             self._start_packer(), self._start_service(folder), self._start_trainer(folder)
         )
@@ -194,7 +196,7 @@ class ModelRun:
 
     def _keep(self, handle: ActorHandle) -> ActorHandle:
         self._actors.append(handle)
-        self._runtime.failures.add_process(handle, _GO_ON)
+        self._runtime.failures.add_process(handle)
         return handle
 
     async def train(self, groups: list[TrajectoryGroup], config: TrainConfig) -> TrainResult:
@@ -372,6 +374,12 @@ class ModelRun:
         )
         self._records.close()
         return [result for result in results if isinstance(result, Exception)]
+
+
+def next_step(folder: Path) -> str:
+    """What to do when a part of the run in ``folder`` has failed: a sentence without its full stop."""
+    versions = [path.name.split("-")[1] for path in folder.glob("generations/step-*-*")]
+    return _GO_ON if any(version.strip("0") for version in versions) else _AGAIN
 
 
 def _lost_records(error: BaseException) -> RecordsLostError | None:
