@@ -81,7 +81,7 @@ class EnvironmentBundle(msgspec.Struct, frozen=True):
         project: folder with ``pyproject.toml`` and ``uv.lock``.
         include: folders and files that are copied, with their relative places kept, so that path sources of
             the project stay valid. Tests, caches and hidden folders below them are left out.
-        disk_bytes: that a build writes at most, uv's cache included when it is on the same disk; 0 when
+        disk_bytes: bytes that a build writes at most, uv's cache included when it is on the same disk; 0 when
             nobody knows. For what is said when there is no room.
     """
 
