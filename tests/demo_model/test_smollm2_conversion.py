@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 
 from art.demo import task
 from art.demo.model import BUNDLE, ensure_smollm2, read_manifest, verify
-from art_serving.environment import EnvironmentBundle, build_environment
+from art_serving.bundle import EnvironmentBundle
+from art_serving.environment import build_environment
 
 TEXTS = (
     "yes",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from art.checks import cache
-from art_serving import default_cache_root
+from art_serving import default_cache_root, vllm_bundle
 
 
 @pytest.mark.parametrize("variable", ["ART_CACHE_DIR", "HOME"])
@@ -17,3 +17,7 @@ def test_a_relative_cache_is_the_same_folder_to_both(
     monkeypatch.setenv(variable, "some/folder")
     assert default_cache_root() == cache.cache_folder()
     assert cache.cache_folder().is_relative_to(tmp_path / "some" / "folder")
+
+
+def test_a_check_before_the_build_and_the_build_itself_tell_the_same_size() -> None:
+    assert vllm_bundle().disk_bytes == cache.VLLM_BYTES

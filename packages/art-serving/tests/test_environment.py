@@ -24,7 +24,7 @@ from art_serving import (
     find_environment,
     vllm_bundle,
 )
-from art_serving.environment import bundle_digest
+from art_serving.bundle import bundle_digest
 from art_serving.vllm_runtime import runtime_from_variable, vllm_environment
 
 PROJECT = """

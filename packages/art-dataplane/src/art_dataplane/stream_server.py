@@ -230,9 +230,9 @@ class OfferServer:
             if error.errno not in _OUT_OF_RESOURCES:
                 raise
             _LOGGER.warning("cannot accept a connection now: %s", error)
-            with self._lock:
+            with self._lock:  # the connection waits on, until one of ours has ended or the system has more
                 self._evict()
-            time.sleep(_PAUSE_S)  # the connection still waits: without a pause this thread would only spin
+                self._changed.wait(_PAUSE_S)
             return
         connection = Connection(sock, f"{address[0]} port {address[1]}")
         with self._lock:

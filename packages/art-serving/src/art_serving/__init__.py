@@ -5,6 +5,7 @@ processes on a host, :class:`LocalLauncher` on this one. :func:`build_environmen
 into a cache.
 """
 
+from art_serving.bundle import EnvironmentBundle
 from art_serving.client import MemberClient
 from art_serving.deployment import (
     ActivationReport,
@@ -21,7 +22,6 @@ from art_serving.deployment import (
 from art_serving.environment import (
     BuildProgress,
     Environment,
-    EnvironmentBundle,
     build_environment,
     default_cache_root,
     find_environment,

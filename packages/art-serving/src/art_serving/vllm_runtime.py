@@ -4,12 +4,8 @@ import os
 import shlex
 from pathlib import Path
 
-from art_serving.environment import (
-    Environment,
-    EnvironmentBundle,
-    ProgressCallback,
-    build_environment,
-)
+from art_serving.bundle import EnvironmentBundle
+from art_serving.environment import Environment, ProgressCallback, build_environment
 from art_serving.errors import EnvironmentBuildError
 
 RUNTIME_BIN_VARIABLE = "ART_VLLM_RUNTIME_BIN"

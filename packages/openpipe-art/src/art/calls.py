@@ -60,5 +60,5 @@ def _problem(signature: inspect.Signature, keywords: Mapping[str, Any], error: T
     ]
     for name in keywords:
         if name not in names:
-            return f"has no argument {name!r}; {meant(name, names).replace('fields', 'arguments')}"
+            return f"has no argument {name!r}; {meant(name, names, 'arguments')}"
     return f"{error}; its arguments are {', '.join(names)}"

@@ -151,13 +151,13 @@ class SettingsMeta(msgspec.StructMeta):
             raise _refused(f"art.{cls.__name__}: {error}") from None
 
 
-def meant(name: str, known: Sequence[str]) -> str:
-    """Which of the ``known`` fields was meant by ``name``, or which there are."""
+def meant(name: str, known: Sequence[str], kind: str = "fields") -> str:
+    """Which of the ``known`` names was meant by ``name``, or which there are; ``kind`` is what they name."""
     close = difflib.get_close_matches(name, known, 1)
     initials = [field for field in known if "".join(part[0] for part in field.split("_")) == name]
     for field in (*close, *initials):
         return f"did you mean {field!r}?"
-    return f"its fields are {', '.join(known)}"
+    return f"its {kind} are {', '.join(known)}"
 
 
 def keep(settings: msgspec.Struct, **checked: Any) -> None:

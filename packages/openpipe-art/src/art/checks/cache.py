@@ -143,7 +143,7 @@ def demo_entries() -> frozenset[Path] | None:
         return None
     from art.demo.model import BUNDLE
     from art_serving import EnvironmentBuildError, vllm_bundle
-    from art_serving.environment import EnvironmentBundle, bundle_digest
+    from art_serving.bundle import EnvironmentBundle, bundle_digest
 
     model = demo_model().folder
     assert model is not None

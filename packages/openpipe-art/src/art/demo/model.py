@@ -291,7 +291,8 @@ def _try_lock(descriptor: int) -> bool:
 async def _make(
     entry: Path, cache_root: Path, lock: int, deadline: float, say: Callable[[str], None]
 ) -> None:
-    from art_serving.environment import EnvironmentBundle, build_environment
+    from art_serving.bundle import EnvironmentBundle
+    from art_serving.environment import build_environment
     from art_serving.room import no_room, tells_of_full_disk
     from art_serving.supervision import supervised
 

@@ -39,6 +39,7 @@ from art.distributed.trainer import DURABILITY, PUBLISH, MegatronTrainer
 from art.errors import ArtError, ConfigError
 from art.megatron_config import MegatronRuntimeConfig
 from art.model import TrainableModel
+from art.reporting.generations import newest_version
 from art.train_config import TrainConfig, TrainResult
 from art.trajectory_groups import TrajectoryGroup
 from art_dataplane import (
@@ -378,8 +379,7 @@ class ModelRun:
 
 def next_step(folder: Path) -> str:
     """What to do when a part of the run in ``folder`` has failed: a sentence without its full stop."""
-    versions = [path.name.split("-")[1] for path in folder.glob("generations/step-*-*")]
-    return _GO_ON if any(version.strip("0") for version in versions) else _AGAIN
+    return _GO_ON if newest_version(folder) else _AGAIN
 
 
 def _lost_records(error: BaseException) -> RecordsLostError | None:
