@@ -214,6 +214,22 @@ def test_a_port_that_is_taken_is_said(launch: Callable[..., Any], checker: Lefto
     checker.assert_clean(10)
 
 
+def test_a_killed_worker_loop_is_told_where_no_actor_dies_with_it(
+    launch: Callable[..., Any], checker: LeftoverChecker
+) -> None:
+    alone = """for handle in executor.handles.values():
+            await runtime.stop_actor(handle)
+        print("ALONE", flush=True)
+        await runtime.failures.guard(asyncio.sleep(300))"""
+    launched = launch(program(alone))
+    launched.wait_for("ALONE")
+    (worker,) = [child for child in children(launched) if "worker_process" in " ".join(child.cmdline())]
+    worker.kill()
+    assert launched.wait(30) == 1
+    assert f"the worker process of host 0 (pid {worker.pid}) was killed by SIGKILL" in launched.errors
+    checker.assert_clean(20)
+
+
 def test_a_controller_that_stands_still_for_longer_than_half_a_minute_goes_on(
     launch: Callable[..., Any], checker: LeftoverChecker, tmp_path: Path
 ) -> None:

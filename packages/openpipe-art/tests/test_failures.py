@@ -6,8 +6,8 @@ import pytest
 
 from art.distributed.errors import ActorDied, CloseError, PartFailed, RuntimeFailure
 from art.distributed.failures import FailureWatch
-from art.distributed.model_run import next_step
 from art.distributed.monarch_cli import error_texts
+from art.distributed.next_step import next_step
 
 LONG_S = 60.0
 

@@ -533,6 +533,16 @@ async def test_a_crowd_without_a_secret_takes_bounded_room_and_nobody_elses(
     assert len(take(await transport().receive(location, copies, 30.0))) == SIZE
 
 
+async def test_who_came_first_has_time_for_its_proof_before_another_gets_the_place(transport, commit, dial):
+    owner = transport(handshake_s=60.0, pending_limit=1)
+    location = await owner.offer(commit(b"p"), duration_s=30)
+    began = time.monotonic()
+    first, _ = await dial(location)
+    await dial(location)
+    assert await asyncio.wait_for(first.read(), 10) == b""
+    assert time.monotonic() - began >= 0.25
+
+
 async def test_a_peer_that_says_nothing_is_let_go(transport, commit, eventually, dial):
     owner = transport(handshake_s=0.3)
     location = await owner.offer(commit(b"s"), duration_s=30)

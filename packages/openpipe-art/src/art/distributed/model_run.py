@@ -27,6 +27,7 @@ import msgspec
 
 from art.distributed.errors import RemoteError, RuntimeFailure
 from art.distributed.handle import ActorHandle
+from art.distributed.next_step import next_step
 from art.distributed.packing import BATCHES_IN_FLIGHT, PackingWorker
 from art.distributed.peer import data_plane_error
 from art.distributed.placement import Placed
@@ -39,7 +40,6 @@ from art.distributed.trainer import DURABILITY, PUBLISH, MegatronTrainer
 from art.errors import ArtError, ConfigError
 from art.megatron_config import MegatronRuntimeConfig
 from art.model import TrainableModel
-from art.reporting.generations import newest_version
 from art.train_config import TrainConfig, TrainResult
 from art.trajectory_groups import TrajectoryGroup
 from art_dataplane import (
@@ -55,8 +55,6 @@ from art_dataplane import (
 from art_serving import EngineOptions
 from art_trainer import Completed, LoraSpec, RlTrainJob, TrainerRuntimeSpec, TrainingRunSpec
 
-_GO_ON = "The run can go on from its last step on disk: start it again with resume"
-_AGAIN = "No step of the run was on disk yet: start it again, with resume if one has come there since"
 _QUEUE_LIMITS = QueueLimits(groups=4096, records=1 << 20, byte_count=8 << 30)
 _REMEMBERED = 1 << 20  # record ids that were trained on
 
@@ -375,11 +373,6 @@ class ModelRun:
         )
         self._records.close()
         return [result for result in results if isinstance(result, Exception)]
-
-
-def next_step(folder: Path) -> str:
-    """What to do when a part of the run in ``folder`` has failed: a sentence without its full stop."""
-    return _GO_ON if newest_version(folder) else _AGAIN
 
 
 def _lost_records(error: BaseException) -> RecordsLostError | None:
