@@ -37,3 +37,11 @@ def test_a_wrong_setting_is_told_with_the_line_and_one_that_works(wrong: dict[st
 
 def test_the_settings_of_the_examples_are_taken() -> None:
     art.MegatronBackend(lora_rank=8, lora_alpha=16, seed=0, dtype="bfloat16", threads=2, tool_parser="hermes")
+
+
+def test_an_unknown_setting_is_told_with_what_was_meant_and_the_line() -> None:
+    said = (
+        rf"^MegatronBackend\(\) has no argument 'progres'; did you mean 'progress'\? .*{Path(__file__).name}:"
+    )
+    with pytest.raises(art.SettingError, match=said):
+        art.MegatronBackend(progres=print)  # type: ignore[call-arg]

@@ -8,7 +8,6 @@ from art.checks.prompts import check_prompt_lengths
 from art.distributed import ArtRuntime, RolloutExecutor
 
 CALLS = [
-    (lambda: art.MegatronBackend(progres=print), "MegatronBackend", "progres", "progress"),
     (
         lambda: art.init_megatron_runtime_config(packed_sequence_len=64),
         "init_megatron_runtime_config",

@@ -70,31 +70,6 @@ def test_a_run_goes_on_with_the_arguments_of_its_program(arguments: tuple[str, .
     assert msgspec.structs.replace(launch, command="").resume_command("--folder") is None
 
 
-def test_the_program_is_told_how_it_was_started(tmp_path: Path) -> None:
-    (tmp_path / "a folder").mkdir()
-    (tmp_path / "a folder" / "train.py").write_text(
-        "async def main(launch):\n    print(launch.resume_command('--run-dir'))\n    assert launch.arguments"
-    )
-    done = art_monarch(
-        "local", "--program", "a folder/train.py:main", "--startup-timeout", "120", "--", "--seed", "1",
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == (
-        f"art-monarch local --program '{tmp_path}/a folder/train.py:main' --startup-timeout 120 "
-        "-- --seed 1 --resume --run-dir\n"
-    )
-
-
-def test_a_run_with_nothing_left_to_do_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "from art.reporting import RunFinishedError\n"
-        "async def main(launch):\n    raise RunFinishedError('it is finished')\n"
-    )
-    done = art_monarch("local", "--program", "train.py:main", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "it is finished\n", "")
-
-
 @pytest.mark.parametrize(
     ("source", "reference", "text"),
     [
